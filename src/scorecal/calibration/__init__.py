@@ -1,0 +1,1 @@
+"""Label log-probabilities become scores."""

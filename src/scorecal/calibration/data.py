@@ -1,0 +1,213 @@
+"""The LightningDataModule: from a store, a table or a judge to one batch."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from scorecal.calibration.folds import Folds
+from scorecal.calibration.head import Problems
+from scorecal.judging.elicit import elicit
+from scorecal.judging.judge import Judge
+from scorecal.judging.plan import Question, item_questions, prior_questions
+from scorecal.judging.store import Store
+from scorecal.judging.table import Table, load_table, table_from_file, table_from_store
+from scorecal.judging.task import Item, Task, Template, load_items, load_new_items
+
+
+class Batch(NamedTuple):
+    """All rows of one scale, float64, and the problems fitted to them."""
+
+    logprobs: Float[Tensor, "items levels"]
+    assistant: Float[Tensor, "items levels"]
+    censored: Bool[Tensor, "items levels"]
+    gold: Float[Tensor, " items"]
+    problems: Problems
+
+
+@dataclass
+class Assistant:
+    """A second judge whose log-probabilities are subtracted (paper 2).
+
+    Attributes:
+        table: its store, shipped table or file of log-probabilities.
+    """
+
+    table: str | None = None
+
+
+class ScoreData(LightningDataModule):
+    """Judgements of one task, from wherever they come.
+
+    Args:
+        task: what is judged.
+        judge: who judges; while its model is null, `table` is read.
+        table: a shipped table, a store folder or a file of log-probabilities.
+        path: local file, or folder with one file a split, instead of the task's source.
+        store: where a judge's store is; default `stores/<task>-<judge>-<hash>`.
+        predict_path: new items, or new rows of log-probabilities, for `predict`.
+        assistant: a second judge to subtract.
+        folds: how items are divided.
+        drop_leaks: leave out dev items that stand in test too.
+        missing_gold: leave out items without a gold score, or refuse them.
+        censored: use the bound of a label absent from a top-k list, or refuse such rows.
+        truncate: cut the end of items that are longer than the judge's context.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        judge: Judge | None = None,
+        table: str = "",
+        path: str = "",
+        store: str = "",
+        predict_path: str = "",
+        assistant: Assistant = Assistant(),  # noqa: B008  (never mutated)
+        folds: Folds = Folds(),  # noqa: B008
+        drop_leaks: bool = True,
+        missing_gold: Literal["drop", "error"] = "drop",
+        censored: Literal["bound", "refuse"] = "bound",
+        truncate: bool = False,
+    ) -> None:
+        super().__init__()
+        self.task = task
+        self.judge = judge
+        self.table_name = table
+        self.path = path
+        self.store = store
+        self.predict_path = predict_path
+        self.assistant = assistant
+        self.folds = folds
+        self.drop_leaks = drop_leaks
+        self.missing_gold = missing_gold
+        self.censored = censored
+        self.truncate = truncate
+        self.prepared: Store | None = None
+        self.table: Table | None = None
+        self.assistant_logprobs: Tensor | None = None
+
+    # Judging
+
+    def named_judge(self) -> Judge | None:
+        """The judge, if the configuration names one."""
+        return self.judge if self.judge is not None and self.judge.model else None
+
+    def questions(self) -> tuple[Template, list[Item], list[Question]]:
+        """The task's template, its items, and everything its judge is asked."""
+        template = Template(self.task)
+        roles = ("dev", "test")
+        items = load_items(self.task, self.path, missing_gold=self.missing_gold, roles=roles)
+        return template, items, item_questions(template, items) + prior_questions(template)
+
+    def elicit(self) -> Store:
+        """Judge the task into a store, or find that it is there."""
+        judge = self.named_judge()
+        if judge is None:
+            raise ValueError("no judge is named. Set `--data.judge.model` to a folder or a hub id.")
+        template, items, questions = self.questions()
+        return elicit(
+            judge, self.task, template, items, questions, self.store, truncate=self.truncate
+        )
+
+    def prepare_data(self) -> None:
+        """Fill the store where a judge is named: one command from text to scores."""
+        if self.named_judge() is not None and self.prepared is None:
+            self.prepared = self.elicit()
+
+    # Reading
+
+    def setup(self, stage: str) -> None:
+        """Read the judgements and leave out what can't be used, with a count."""
+        if self.table is not None:
+            return
+        if self.prepared is not None:
+            table = table_from_store(self.prepared, self.task)
+        elif self.table_name:
+            table = load_table(self.table_name, self.task)
+        else:
+            raise ValueError("neither a table nor a judge is named. Set `--data.table`.")
+        table = self._usable(table)
+        self.assistant_logprobs = self._join_assistant(table)
+        self.table = table
+
+    def _usable(self, table: Table) -> Table:
+        keep = ~table.gold.isnan()
+        if not keep.all():
+            missing = int((~keep).sum())
+            first = table.ids[int((~keep).nonzero()[0])]
+            if self.missing_gold == "error":
+                raise ValueError(
+                    f"{missing} items of {table.name!r} have no gold score, {first!r} first. "
+                    "Add them, or set `--data.missing_gold drop`."
+                )
+            sys.stderr.write(f"left out {missing} items without a gold score\n")
+        if self.drop_leaks:
+            dev = torch.tensor([split == "dev" for split in table.splits])
+            leaking = keep & table.leak & dev
+            if leaking.any():
+                sys.stderr.write(f"left out {int(leaking.sum())} dev items that test holds too\n")
+            keep = keep & ~leaking
+        if self.censored == "refuse" and table.censored.any():
+            first = table.ids[int(table.censored.any(-1).nonzero()[0])]
+            raise ValueError(
+                f"item {first!r} of {table.name!r} lacks a label's log-probability. "
+                "Ask for more top_logprobs, or set `--data.censored bound`."
+            )
+        if not keep.any():
+            raise ValueError(f"no item of {table.name!r} has a gold score.")
+        return table.rows(keep)
+
+    def _join_assistant(self, table: Table) -> Float[Tensor, "items levels"]:
+        """The assistant's log-probabilities of the same items, zeros without one."""
+        if self.assistant.table is None:
+            return torch.zeros_like(table.logprobs)
+        other = load_table(self.assistant.table, self.task)
+        position = {key: index for index, key in enumerate(other.ids)}
+        missing = [key for key in table.ids if key not in position]
+        if missing:
+            raise ValueError(
+                f"the assistant's table {other.name!r} lacks {len(missing)} items, "
+                f"{missing[0]!r} first. Set `--data.assistant.table` to one of the same items."
+            )
+        order = torch.tensor([position[key] for key in table.ids])
+        return other.logprobs[order].log_softmax(-1)
+
+    def read(self) -> Table:
+        """The usable table, after `setup`."""
+        assert self.table is not None
+        return self.table
+
+    def batch(self, problems: Problems) -> Batch:
+        """Everything a step needs."""
+        table = self.read()
+        assert self.assistant_logprobs is not None
+        return Batch(table.logprobs, self.assistant_logprobs, table.censored, table.gold, problems)
+
+    def _loader(self) -> DataLoader[Batch]:
+        assert self.trainer is not None
+        batch = self.batch(self.trainer.lightning_module.problems)  # type: ignore[arg-type]
+        return DataLoader([batch], batch_size=None)  # type: ignore[arg-type]
+
+    train_dataloader = val_dataloader = _loader
+
+    # Predicting
+
+    def new_table(self) -> Table:
+        """The rows of `predict_path`, judged if a judge is named."""
+        if not self.predict_path:
+            raise ValueError("nothing to predict. Set `--data.predict_path` to a file of items.")
+        judge = self.named_judge()
+        if judge is None:
+            return table_from_file(Path(self.predict_path), self.task, new=True)
+        template = Template(self.task)
+        items = load_new_items(self.task, self.predict_path)
+        questions = item_questions(template, items)
+        # Never `self.store`: that is the fitted items'.
+        store = elicit(judge, self.task, template, items, questions, truncate=self.truncate)
+        return table_from_store(store, self.task)

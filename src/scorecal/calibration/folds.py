@@ -1,0 +1,214 @@
+"""Folds, grids and draws as one axis: a problem is one fit, and all are fitted at once."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from scorecal.calibration.head import RIDGE, HeadSettings, Problems
+from scorecal.judging.priors import prior_term
+from scorecal.judging.table import Table
+
+RIDGES = tuple(10 ** (step / 2) for step in range(-6, 7))  # 1e-3 … 1e3 by half-decades
+By = Literal["spearman", "pearson", "mse", "nll", "rps"]
+
+
+@dataclass
+class Folds:
+    """How items are divided.
+
+    Attributes:
+        outer: 0 keeps the data's own dev and test; else so many folds over both.
+        inverted: a fold is dev and the rest is test, as in paper 1 (1 dev : 4 test at 5 folds).
+        inner: folds of dev, for `dev/…` metrics and for what is chosen.
+        by: keep groups together, or divide rows.
+    """
+
+    outer: int = 0
+    inverted: bool = False
+    inner: int = 5
+    by: Literal["group", "row"] = "group"
+
+
+@dataclass
+class Select:
+    """Fixed values tried on dev.
+
+    Attributes:
+        strength: values of λ.
+        temperature: values of T.
+        contrast: values of α.
+        by: the criterion; ties go to the earlier value.
+    """
+
+    strength: list[float] | None = None
+    temperature: list[float] | None = None
+    contrast: list[float] | None = None
+    by: By = "spearman"
+
+
+class Split(NamedTuple):
+    """Where one head is fitted and where it is judged; `deploy` has no test rows."""
+
+    name: str
+    dev: Bool[Tensor, " items"]
+    test: Bool[Tensor, " items"]
+
+
+class Search(NamedTuple):
+    """Which problems belong to a split: each candidate on inner folds and on all of dev."""
+
+    split: Split
+    inner: Int[Tensor, "candidates folds"]
+    full: Int[Tensor, " candidates"]
+
+
+def make_splits(table: Table, folds: Folds, seed: int) -> list[Split]:
+    """The splits to evaluate, and `deploy` last; with the data's own split they are one.
+
+    Raises:
+        ValueError: there are too few groups for the folds, or a split is empty.
+    """
+    everything = torch.ones(len(table.ids), dtype=torch.bool)
+    if folds.outer == 0:
+        dev = torch.tensor([split == "dev" for split in table.splits])
+        test = torch.tensor([split == "test" for split in table.splits])
+        return [Split("deploy", dev, test)]
+    parts = partition(table, everything, folds.outer, folds.by, seed)
+    splits = []
+    for number, part in enumerate(parts, 1):
+        dev, test = (part, ~part) if folds.inverted else (~part, part)
+        splits.append(Split(f"fold {number}", dev, test))
+    return [*splits, Split("deploy", everything, ~everything)]
+
+
+def partition(
+    table: Table, rows: Bool[Tensor, " items"], count: int, by: str, seed: int
+) -> list[Bool[Tensor, " items"]]:
+    """Divide rows into `count` parts of about equal numbers of groups, in random order.
+
+    Raises:
+        ValueError: there are fewer rows than parts.
+    """
+    index = rows.nonzero().flatten().tolist()
+    if len(index) < count:
+        raise ValueError(
+            f"{len(index)} dev rows can't make {count} folds. Lower `--data.folds.inner` or "
+            "`outer`, or add scored items."
+        )
+    units = [table.groups[i] if by == "group" else table.ids[i] for i in index]
+    names = sorted(set(units))
+    if len(names) < 2:
+        raise ValueError(
+            f"all {len(index)} dev rows belong to the group {names[0]!r}: folds need two groups "
+            "at least. Set `--data.folds.by row` if rows are independent."
+        )
+    count = min(count, len(names))  # below that many groups, leave one out at a time
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(names), generator=generator).tolist()
+    part_of = {names[position]: rank % count for rank, position in enumerate(order)}
+    parts = torch.zeros(count, len(table.ids), dtype=torch.bool)
+    for i, unit in zip(index, units, strict=True):
+        parts[part_of[unit], i] = True
+    return list(parts)
+
+
+class _Candidate(NamedTuple):
+    strength: float
+    temperature: float
+    contrast: float
+    ridge_bias: float
+    ridge_mixing: float
+
+
+def candidates(settings: HeadSettings, select: Select | None) -> list[_Candidate]:
+    """Every combination of the values to choose from, the default ones where nothing varies."""
+    select = select or Select()
+    grids: list[Sequence[float]] = []
+    for name in ("strength", "temperature", "contrast"):
+        values = getattr(select, name)
+        if values is not None and name in settings.learn:
+            raise ValueError(
+                f"`model.select.{name}` and `model.head.learn` both name {name!r}: a learned value "
+                f"is only a starting point. Take {name!r} out of `learn`."
+            )
+        if values is not None and not values:
+            raise ValueError(f"`model.select.{name}` lists no values.")
+        grids.append(values if values is not None else [getattr(settings, name)])
+    for name, extra in (("ridge_bias", ()), ("ridge_mixing", (math.inf,))):
+        value = getattr(settings, name)
+        learned = "mixing" in settings.learn if name == "ridge_mixing" else settings.learn
+        if value == "auto":
+            grids.append((*RIDGES, *extra) if learned else [RIDGE])
+        else:
+            grids.append([value])
+    return [_Candidate(*values) for values in itertools.product(*grids)]
+
+
+def make_problems(
+    table: Table,
+    splits: Sequence[Split],
+    folds: Folds,
+    settings: HeadSettings,
+    select: Select | None,
+    seed: int,
+) -> tuple[Problems, list[Search]]:
+    """All fits of all splits: every candidate on each inner fold and on all of dev."""
+    grid = candidates(settings, select)
+    trains: list[Tensor] = []
+    held_outs: list[Tensor] = []
+    searches = []
+    at = 0
+    for number, split in enumerate(splits):
+        if settings.learn:
+            parts = _inner_parts(table, split.dev, folds, len(grid), seed + number)
+            inner_trains = [split.dev & ~part for part in parts]
+        else:  # nothing is fitted, so all of dev may judge a fixed value
+            parts, inner_trains = [split.dev], [split.dev]
+        inner, full = [], []
+        for _ in grid:
+            inner.append(list(range(at, at + len(parts))))
+            full.append(at + len(parts))
+            at += len(parts) + 1
+            trains += [*inner_trains, split.dev]
+            held_outs += [*parts, split.test]
+        searches.append(Search(split, torch.tensor(inner), torch.tensor(full)))
+    fits = [candidate for search in searches for candidate in grid
+            for _ in range(search.inner.shape[1] + 1)]  # fmt: skip
+    settled = {
+        name: torch.tensor([getattr(fit, name) for fit in fits], dtype=torch.float64)
+        for name in _Candidate._fields
+    }
+    train = torch.stack(trains).double()
+    share = train / train.sum(-1, keepdim=True).clamp(min=1)
+    return Problems(
+        train=train,
+        held_out=torch.stack(held_outs).double(),
+        prior=prior_term(
+            settings.prior,
+            table.evidence,
+            table.logprobs,
+            train,
+            prompts=settings.prior_prompts,
+            temperature=settings.prior_temperature,
+            seed=seed,
+        ),
+        centre=share @ table.logprobs.log_softmax(-1),
+        **settled,
+    ), searches
+
+
+def _inner_parts(
+    table: Table, dev: Bool[Tensor, " items"], folds: Folds, grid: int, seed: int
+) -> list[Bool[Tensor, " items"]]:
+    parts = partition(table, dev, folds.inner, folds.by, seed)
+    # One division of few items chooses badly: average over several.
+    repeats = min(5, math.ceil(200 / int(dev.sum()))) if grid > 1 else 1
+    for repeat in range(1, repeats):
+        parts += partition(table, dev, folds.inner, folds.by, seed + 1000 * repeat)
+    return parts

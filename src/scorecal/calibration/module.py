@@ -1,0 +1,338 @@
+"""The LightningModule: fits all problems of a run, chooses, and keeps what was chosen."""
+
+import sys
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from torch import Tensor, nn
+
+from scorecal.calibration.calibrators import constant_fit, ridge_fit
+from scorecal.calibration.data import Batch, ScoreData
+from scorecal.calibration.fitted import Fitted
+from scorecal.calibration.folds import (
+    Search,
+    Select,
+    make_problems,
+    make_splits,
+    partition,
+)
+from scorecal.calibration.head import (
+    RIDGE,
+    HeadParameters,
+    HeadSettings,
+    NaturalHead,
+    Problems,
+    head_logits,
+)
+from scorecal.calibration.solvers import Loss, Objective, Rows, mean_loss, newton, newton_step
+from scorecal.functional.correlation import pearson, spearman
+from scorecal.functional.metrics import mean_absolute_error, mean_squared_error
+from scorecal.functional.scaling import expected_score
+
+_DECADES = 1.0  # how far from the default ridge a choice goes without evidence
+
+
+class Calibration(LightningModule):
+    """A calibration head over a frozen judge.
+
+    Args:
+        head: what the head starts from and what it learns.
+        select: fixed values tried on dev.
+        loss: mse of the expected score, nll (soft-label cross-entropy), rps or negative pearson;
+            all but nll start from the nll solution.
+        solver: newton (exact, seconds), lbfgs or adam; one step an epoch.
+        lr: step size of adam.
+        seed: of folds and of the placebo prior.
+    """
+
+    problems: Problems
+
+    def __init__(
+        self,
+        head: HeadSettings = HeadSettings(),  # noqa: B008  (never mutated)
+        select: Select | None = None,
+        loss: Loss = "mse",
+        solver: Literal["newton", "lbfgs", "adam"] = "newton",
+        lr: float = 0.05,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        head.check()
+        self.settings = head
+        self.select = select
+        self.loss = loss
+        self.solver = solver
+        self.lr = lr
+        self.seed = seed
+        self.automatic_optimization = False
+        self.searches: list[Search] = []
+        self.fitted: Fitted | None = None
+
+    # Building
+
+    def setup(self, stage: str) -> None:
+        """Make the problems of the data's splits and a parameter row for each."""
+        if self.searches or self.fitted is not None:
+            return
+        data: ScoreData = self.trainer.datamodule  # type: ignore[attr-defined]
+        table = data.read()
+        if "mixing" in self.settings.learn and table.censored.any():
+            raise ValueError(
+                "the head's M mixes all labels, but some are absent from a top_logprobs list. "
+                "Take `mixing` out of `model.head.learn`, or ask for more top_logprobs."
+            )
+        splits = make_splits(table, data.folds, self.seed)
+        for split in splits:
+            rows = table.gold[split.dev]
+            if len(rows) and (rows == rows[0]).all():
+                raise ValueError(
+                    f"all {len(rows)} dev gold scores are {rows[0]:g}: there is nothing to fit. "
+                    "Add items with other scores."
+                )
+        self.problems, self.searches = make_problems(
+            table, splits, data.folds, self.settings, self.select, self.seed
+        )
+        self.natural = nn.Parameter(self._stored(self._head().start()))
+        self._waiting = torch.ones(len(self.natural), dtype=torch.bool)
+
+    def _head(self) -> NaturalHead:
+        return NaturalHead(self.problems, self.settings)
+
+    def _stored(self, natural: Tensor) -> Tensor:
+        """Natural parameters with log u in the place of u: a gradient step keeps u above 0."""
+        stored = natural.clone()
+        if (columns := self._head().columns.get("temperature")) is not None:
+            stored[:, columns] = natural[:, columns].log()
+        return stored
+
+    def _natural(self) -> Float[Tensor, "problems columns"]:
+        if (columns := self._head().columns.get("temperature")) is None:
+            return self.natural
+        at = columns.start
+        return torch.cat(
+            [self.natural[:, :at], self.natural[:, columns].exp(), self.natural[:, at + 1 :]], -1
+        )
+
+    def parameters_by_problem(self) -> HeadParameters:
+        """λ, T, δ, M and α of every problem."""
+        return self._head().parameters(self._natural().detach())
+
+    def _objective(self, batch: Batch, loss: Loss) -> Objective:
+        data: ScoreData = self.trainer.datamodule  # type: ignore[attr-defined]
+        values = data.read().values.to(batch.gold.device)
+        rows = Rows(batch.logprobs, batch.assistant, batch.gold, values)
+        return Objective(NaturalHead(batch.problems, self.settings), rows, loss)
+
+    # Training: one epoch is one step of the solver on all data
+
+    def configure_optimizers(self) -> Any:
+        """Adam and LBFGS are torch's; Newton's step is ours."""
+        if not self.settings.learn or self.solver == "newton":
+            return None
+        if self.solver == "adam":
+            return torch.optim.Adam([self.natural], lr=self.lr)
+        return torch.optim.LBFGS(
+            [self.natural], line_search_fn="strong_wolfe", tolerance_grad=1e-10,
+            tolerance_change=1e-14, history_size=50,
+        )  # fmt: skip
+
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        """One step of the solver on every problem."""
+        if not self.settings.learn:
+            self.trainer.should_stop = True
+            return
+        if self.trainer.global_step == 0 and self.current_epoch == 0 and self.loss != "nll":
+            # Only cross-entropy is convex: the other losses start from its solution.
+            self._write(newton(self._objective(batch, "nll"), self._natural().detach()))
+        objective = self._objective(batch, self.loss)
+        if self.solver == "newton":
+            natural, self._waiting = newton_step(objective, self._natural().detach(), self._waiting)
+            self._write(natural)
+            self.trainer.should_stop = not self._waiting.any()
+        else:
+            self._gradient_step(objective)
+        shown = torch.stack([search.full[0] for search in self.searches])
+        natural = self._natural().detach()
+        figure = torch.cat([block.value(natural[i]) for i, block in objective.blocks(shown)]).mean()
+        self.log(f"train/{self.loss}", figure.float(), on_step=False, on_epoch=True, batch_size=1)
+
+    def _gradient_step(self, objective: Objective) -> None:
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            total = torch.zeros((), dtype=self.natural.dtype, device=self.natural.device)
+            natural = self._natural()
+            for index, block in objective.blocks(torch.arange(len(natural))):
+                total = total + block.value(natural[index]).sum()
+            self.manual_backward(total)
+            return total
+
+        optimizer.step(closure)
+
+    def _write(self, natural: Tensor) -> None:
+        with torch.no_grad():
+            self.natural.copy_(self._stored(natural))
+
+    # Choosing
+
+    def held_out_losses(self, by: str, batch: Batch) -> Float[Tensor, " problems"]:
+        """Each problem's held-out loss: lower is better, correlations negated."""
+        data: ScoreData = self.trainer.datamodule  # type: ignore[attr-defined]
+        values = data.read().values.to(batch.gold.device)
+        heads, result = self.parameters_by_problem(), []
+        for at in range(0, len(heads.strength), 64):
+            index = torch.arange(at, min(at + 64, len(heads.strength)))
+            logits = self._logits(heads.take(index), batch)
+            weights = batch.problems.held_out[index]
+            if by == "spearman":
+                result.append(-spearman(expected_score(logits, values), batch.gold, weights))
+            else:
+                loss: Loss = by  # type: ignore[assignment]
+                result.append(mean_loss(loss, logits, batch.gold, values, weights))
+        return torch.cat(result)
+
+    def _logits(self, heads: HeadParameters, batch: Batch) -> Tensor:
+        return head_logits(
+            heads, batch.logprobs, batch.assistant, temperature_on=self.settings.temperature_on
+        )
+
+    def choose(self, batch: Batch) -> list[int]:
+        """The candidate of each split that does best on the inner folds of its dev part.
+
+        An `auto` ridge is the maximum of held-out likelihood times a log-normal around the default
+        ridge: few items leave the default in place.
+        """
+        if all(len(search.full) == 1 for search in self.searches):
+            return [0] * len(self.searches)
+        by = self.select.by if self.select else self.loss
+        losses = self.held_out_losses(by, batch)
+        chosen = []
+        for search in self.searches:
+            # A correlation that is undefined on a fold says nothing for the candidate.
+            score = losses[search.inner].nan_to_num(nan=1.0).mean(-1)
+            if not self.select:
+                score = self._with_ridge_prior(score, search)
+            best = (score <= score.min() + 1e-12).nonzero()[0]
+            chosen.append(int(best))
+        return chosen
+
+    def _with_ridge_prior(self, score: Tensor, search: Search) -> Tensor:
+        problems = self.problems.take(search.full)
+        items = problems.train[0].sum()
+        # Of a squared loss, n/2 · log(loss) is minus the log-likelihood with its scale profiled.
+        likelihood = items * score if self.loss == "nll" else items / 2 * score.clamp(
+            min=1e-12
+        ).log()  # fmt: skip
+        if self.loss == "pearson":
+            likelihood = items / 2 * (1 - score.square()).clamp(min=1e-12).log()
+        distance = (problems.ridge_bias / RIDGE).log10()
+        prior = (distance / _DECADES).square() / 2
+        return likelihood + prior
+
+    def _finish(self) -> None:
+        """Choose, and keep the chosen heads with what they are compared with."""
+        data: ScoreData = self.trainer.datamodule  # type: ignore[attr-defined]
+        table, batch = data.read(), data.batch(self.problems)
+        chosen = self.choose(batch)
+        full = torch.stack(
+            [search.full[pick] for search, pick in zip(self.searches, chosen, strict=True)]
+        )
+        problems = self.problems.take(full)
+        features, folds = table.logprobs.log_softmax(-1), data.folds
+        reference = [
+            ridge_fit(
+                features,
+                table.gold,
+                search.split.dev.double(),
+                [
+                    part.double()
+                    for part in partition(table, search.split.dev, folds.inner, folds.by, self.seed)
+                ],
+            )
+            for search in self.searches
+        ]
+        self.chosen = chosen
+        self.fitted = Fitted(
+            names=[search.split.name for search in self.searches],
+            heads=self.parameters_by_problem().take(full),
+            ids=table.ids,
+            train=problems.train > 0,
+            held_out=problems.held_out > 0,
+            values=table.values,
+            labels=list(table.labels),
+            temperature_on=self.settings.temperature_on,
+            prior=self.settings.prior,
+            identity=table.identity,
+            constant=constant_fit(table.gold, problems.train),
+            reference=torch.stack(reference),
+        )
+
+    # Validation: held-out means over the inner folds
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Log `dev/…`, and the raw judge on the same rows beside it."""
+        for name, value in self.dev_metrics(batch).items():
+            self.log(name, float(value), prog_bar=name == "dev/spearman", batch_size=1)
+
+    def dev_metrics(self, batch: Batch) -> dict[str, float]:
+        """Means over the inner held-out parts of the evaluated splits, at the chosen candidates."""
+        data: ScoreData = self.trainer.datamodule  # type: ignore[attr-defined]
+        values = data.read().values
+        searches = self.searches[:-1] or self.searches
+        inner = torch.cat(
+            [search.inner[pick] for search, pick in zip(searches, self.choose(batch), strict=False)]
+        )
+        weights = batch.problems.held_out[inner]
+        logits = self._logits(self.parameters_by_problem().take(inner), batch)
+        metrics: dict[str, float] = {}
+        for suffix, z in (("", logits), ("_raw", batch.logprobs.log_softmax(-1))):
+            score = expected_score(z, values)
+            figures = {
+                "spearman": spearman(score, batch.gold, weights),
+                "pearson": pearson(score, batch.gold, weights),
+                "mse": mean_squared_error(score, batch.gold, weights),
+                "mae": mean_absolute_error(score, batch.gold, weights),
+                "nll": mean_loss("nll", z, batch.gold, values, weights),
+                "rps": mean_loss("rps", z, batch.gold, values, weights),
+            }
+            metrics |= {f"dev/{name}{suffix}": f.mean().item() for name, f in figures.items()}
+        return metrics
+
+    def on_train_end(self) -> None:
+        """Choose among the candidates."""
+        if self.settings.learn and self.solver == "newton" and self._waiting.any():
+            sys.stderr.write(
+                f"{int(self._waiting.sum())} of {len(self._waiting)} fits have not converged in "
+                f"{self.trainer.max_epochs} epochs; raise `--trainer.max_epochs`\n"
+            )
+        self._finish()
+
+    def require_fitted(self) -> Fitted:
+        """The chosen heads, once there are any."""
+        if self.fitted is None:
+            raise ValueError("no head has been fitted. Set `--ckpt_path` to a run's last.ckpt.")
+        return self.fitted
+
+    # Checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the chosen heads beside Lightning's own state."""
+        if self.fitted is None:
+            self._finish()
+        checkpoint["scorecal"] = self.require_fitted().state()
+        if self.trainer.training:
+            self.fitted = None
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of other problems before Lightning meets its shapes."""
+        stored = checkpoint["state_dict"]["natural"]
+        if stored.shape != self.natural.shape:
+            raise ValueError(
+                f"the checkpoint holds {tuple(stored.shape)} parameters, this configuration "
+                f"{tuple(self.natural.shape)}. Use the run's own config.yaml."
+            )

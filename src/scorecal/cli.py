@@ -1,0 +1,341 @@
+"""The command line: fit, validate, test, predict and elicit over one YAML."""
+
+import errno
+import json
+import logging
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, Literal
+
+from jsonargparse import ActionConfigFile, ArgumentError, Namespace
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from scorecal import resources
+from scorecal.calibration.data import ScoreData
+from scorecal.calibration.fitted import Fitted, score_interval
+from scorecal.calibration.module import Calibration
+from scorecal.evaluation.evidence import Evaluation, evaluate
+from scorecal.evaluation.summary import text, write_run
+from scorecal.functional.scaling import expected_score
+from scorecal.judging.elicit import Interrupted, dry_run_text, refuse_other_identity
+from scorecal.judging.elicit import dry_run as run_dry
+from scorecal.judging.records import replacing, write_records
+
+_SAVED = ("seed_everything", "evaluate_test", "model", "data", "trainer")
+
+
+class ScoreTrainer(Trainer):
+    """Lightning's Trainer with the commands that only score data have.
+
+    The methods here give the command line its arguments; `ScoreCLI` does the work.
+    """
+
+    def test(self, model: Any, datamodule: Any, ckpt_path: str = "") -> None:  # type: ignore[override]
+        """Evaluate a checkpoint's heads, each on its own held-out rows."""
+
+    def predict(  # type: ignore[override]
+        self, model: Any, datamodule: Any, ckpt_path: str = "", output: str = "predictions.jsonl"
+    ) -> None:
+        """Score new items, or new rows of log-probabilities, with a checkpoint's head.
+
+        Args:
+            model: unused.
+            datamodule: unused.
+            ckpt_path: the run's last.ckpt.
+            output: JSONL, CSV or Parquet file, by suffix.
+        """
+
+    def elicit(
+        self, model: Any, datamodule: Any, dry_run: Literal["text", "json"] | None = None
+    ) -> None:
+        """Run the judge over the task's items and prior prompts, into a store.
+
+        Args:
+            model: unused.
+            datamodule: unused.
+            dry_run: write nothing; show the prompts exactly as tokenised.
+        """
+
+
+class NamedConfigFile(ActionConfigFile):
+    """`--config sts.yaml` finds the shipped file of that name."""
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: Any = None) -> None:
+        """Resolve the name, then read the file."""
+        if isinstance(values, str):
+            found = resources.find("configs", values) or resources.find("configs", f"{values}.yaml")
+            if found is None:
+                shipped = ", ".join(resources.names("configs", "*.yaml"))
+                raise ValueError(f"no config {values!r}. Name a YAML file or one of: {shipped}.")
+            try:
+                found.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                raise ValueError(f"config {values!r} is not UTF-8.") from None
+            values = str(found)
+        super().__call__(parser, cfg, values, option_string)
+
+
+class ScoreCLI(LightningCLI):
+    """LightningCLI over `Calibration` and `ScoreData`."""
+
+    trainer: ScoreTrainer
+    model: Calibration
+    datamodule: ScoreData
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Commands and the arguments that are not the user's to give."""
+        loaders = {"train_dataloaders", "val_dataloaders", "dataloaders"}
+        common = {"model", "datamodule", *loaders}
+        unused = {"weights_only", "verbose"}
+        return {
+            "fit": common | unused,
+            "validate": common | unused,
+            "test": common,
+            "predict": common,
+            "elicit": common,
+        }
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """A parser that raises instead of exiting, and knows shipped configs by name."""
+        parser = LightningArgumentParser(exit_on_error=False, **kwargs)
+        parser.add_argument(
+            "-c",
+            "--config",
+            action=NamedConfigFile,
+            help="A YAML file, or the name of a shipped one. May be given several times.",
+        )
+        return parser
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Options that belong to no class."""
+        parser.add_argument(
+            "--evaluate_test", type=bool, default=True, help="Open the test split after `fit`."
+        )
+
+    def _parse_ckpt_path(self) -> None:
+        """Leave the configuration as given: Lightning lets a checkpoint's values beat it."""
+
+    def _settings(self) -> Namespace:
+        return self.config[self.config["subcommand"]]
+
+    # Run directories
+
+    def _run_folder(self) -> Path:
+        """The CSV logger's folder, or the next `runs/<task>/version_<n>`."""
+        if not hasattr(self, "_folder"):
+            given = self.trainer.log_dir if self.trainer.loggers else None
+            if given and Path(given) != Path.cwd():
+                self._folder = Path(given)
+            else:
+                parent = Path("runs") / self.datamodule.task.name
+                taken = [int(m[1]) for path in parent.glob("version_*")
+                         if (m := re.fullmatch(r"version_(\d+)", path.name))]  # fmt: skip
+                self._folder = parent / f"version_{max(taken, default=-1) + 1}"
+            self._folder.mkdir(parents=True, exist_ok=True)
+        return self._folder
+
+    def _save_config(self, folder: Path) -> None:
+        import yaml
+
+        subcommand = self.config["subcommand"]
+        dumped = yaml.safe_load(self._parser(subcommand).dump(self._settings(), skip_none=False))
+        kept = {name: dumped[name] for name in _SAVED if name in dumped}
+        head = f"# python -m train {subcommand} --config {folder / 'config.yaml'}\n"
+        with replacing(folder / "config.yaml") as partial:
+            partial.write_text(head + yaml.safe_dump(kept, sort_keys=False), encoding="utf-8")
+
+    # fit
+
+    def before_fit(self) -> None:
+        """Judge and read the data before a run directory exists: bad input leaves nothing."""
+        self.datamodule.prepare_data()
+        self.datamodule.setup("fit")
+
+    def after_fit(self) -> None:
+        """Keep the fitted heads, evaluate them, and say what came out."""
+        if self.trainer.interrupted:
+            raise Interrupted("stopped while fitting. Run the same command again.")
+        folder = self._run_folder()
+        self._save_config(folder)
+        with replacing(folder / "last.ckpt") as partial:
+            self.trainer.save_checkpoint(partial)
+        self._report(self.model.require_fitted(), folder, self._settings()["evaluate_test"])
+
+    def _report(self, fitted: Fitted, folder: Path, evaluate_test: bool) -> None:
+        data, table = self.datamodule, self.datamodule.read()
+        seed = self.model.seed
+        evaluation: Evaluation | None = None
+        if evaluate_test:
+            assistant = data.assistant_logprobs
+            assert assistant is not None
+            evaluation = evaluate(fitted, table, assistant, seed=seed)
+            logged = {}
+            for suffix, method in (("", "calibrated"), ("_raw", "raw")):
+                for metric, (point, _, _) in evaluation.methods[method].items():
+                    logged[f"test/{metric}{suffix}"] = point
+            for logger in self.trainer.loggers:
+                logger.log_metrics(logged, step=self.trainer.global_step)
+                logger.save()
+        write_run(folder, evaluation, fitted, table, seed)
+        dev = self.trainer.callback_metrics
+        names = [name for name in ("dev/spearman", "dev/mse") if name in dev]
+        if names:
+            shown = (f"{name} {dev[name]:.3f} (raw {dev[f'{name}_raw']:.3f})" for name in names)
+            print(f"inner held-out means: {', '.join(shown)}")
+        print(text(evaluation, fitted, table))
+        print(folder)
+
+    # test, validate, predict, elicit
+
+    def test(self, ckpt_path: str, **_: Any) -> None:
+        """Evaluate a checkpoint."""
+        fitted = Fitted.from_checkpoint(ckpt_path)
+        self.datamodule.prepare_data()
+        self.datamodule.setup("test")
+        self._same_scale(fitted)
+        table = self.datamodule.read()
+        refuse_other_identity(f"checkpoint {ckpt_path!r}", fitted.identity, table.identity)
+        fitted.test_rows(table)
+        folder = self._run_folder()
+        self._save_config(folder)
+        self._report(fitted, folder, True)
+
+    def before_validate(self) -> None:
+        """Read the data first, as in `before_fit`."""
+        if not self._settings().get("ckpt_path"):
+            raise ValueError("no checkpoint is named. Set `--ckpt_path` to a run's last.ckpt.")
+        Fitted.from_checkpoint(self._settings()["ckpt_path"])
+        self.before_fit()
+
+    def _same_scale(self, fitted: Fitted) -> None:
+        from scorecal.scale import Scale
+
+        labels = list(Scale.parse(self.datamodule.task.scale).labels)
+        if labels != fitted.labels or list(self.datamodule.task.values()) != fitted.values.tolist():
+            raise ValueError(
+                f"the checkpoint was fitted on the labels {', '.join(fitted.labels)}, the task's "
+                f"are {', '.join(labels)}. Set `--data.task.scale` and `gold_range`."
+            )
+
+    def predict(self, ckpt_path: str, output: str, **_: Any) -> None:
+        """Score new items."""
+        import torch
+
+        target = Path(output)
+        write_records_suffix(target)
+        fitted = Fitted.from_checkpoint(ckpt_path)
+        self._same_scale(fitted)
+        if fitted.heads.contrast[fitted.deploy] != 0:
+            raise ValueError("this head subtracts an assistant, which `predict` can't judge yet.")
+        table = self.datamodule.new_table()
+        if table.identity or not fitted.identity:
+            refuse_other_identity(f"checkpoint {ckpt_path!r}", fitted.identity, table.identity)
+        else:
+            sys.stderr.write("these log-probabilities don't say which judge gave them\n")
+        logits = fitted.logits(table.logprobs, torch.zeros_like(table.logprobs))[fitted.deploy]
+        probabilities = logits.softmax(-1)
+        score = expected_score(logits, fitted.values)
+        low, high = score_interval(logits, table.censored, fitted.values)
+        rows = []
+        for index, key in enumerate(table.ids):
+            mass = table.label_mass[index].item()
+            row: dict[str, Any] = {"id": key, "score": score[index].item()}
+            if table.censored.any():
+                row |= {"score_low": low[index].item(), "score_high": high[index].item()}
+            row |= {
+                f"p_{label}": probabilities[index, level].item()
+                for level, label in enumerate(fitted.labels)
+            }
+            row["label_mass"] = None if mass != mass else mass
+            row["most_likely"] = fitted.labels[int(logits[index].argmax())]
+            rows.append(row)
+        write_records(target, rows)
+        print(target)
+
+    def elicit(self, dry_run: str | None, **_: Any) -> None:
+        """Fill a store, or show what would be asked."""
+        data = self.datamodule
+        if dry_run is None:
+            print(data.elicit().folder)
+            return
+        judge = data.named_judge()
+        if judge is None:
+            raise ValueError("no judge is named. Set `--data.judge.model` to a folder or a hub id.")
+        template, _items, questions = data.questions()
+        shown = run_dry(judge, data.task, template, questions, truncate=data.truncate)
+        print(json.dumps(shown) if dry_run == "json" else dry_run_text(shown))
+
+
+def write_records_suffix(path: Path) -> None:
+    """Refuse an output file of unknown format before any work is done."""
+    if path.suffix not in (".jsonl", ".csv", ".parquet"):
+        raise ValueError(f"can't write {str(path)!r}: give it the suffix .jsonl, .csv or .parquet.")
+
+
+def _quiet() -> None:
+    """Drop what Lightning says about hardware and loaders; a fit takes a second."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    for message in (
+        r".*does not have many workers.*",
+        r".*configure_optimizers` returned `None`.*",
+        r".*number of training batches.*",
+        r".*lr_scheduler.*",
+        r".*isinstance.treespec.*",
+    ):
+        warnings.filterwarnings("ignore", message=message)
+
+
+def _one_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines) or repr(error)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command: exit status 0, 2 for bad input, 1 for a fault of ours."""
+    given = sys.argv if arguments is None else arguments
+    if debug := "--debug" in given:
+        given.remove("--debug")
+    _quiet()
+    try:
+        ScoreCLI(
+            Calibration,
+            ScoreData,
+            trainer_class=ScoreTrainer,
+            save_config_callback=None,
+            seed_everything_default=0,
+            trainer_defaults={
+                "enable_checkpointing": False,
+                "enable_model_summary": False,
+                "enable_progress_bar": False,
+                "num_sanity_val_steps": 0,
+                "log_every_n_steps": 1,
+            },
+            load_from_checkpoint_support=False,
+            args=arguments,
+        )
+        return
+    except (ValueError, ArgumentError, FileExistsError, NotADirectoryError) as error:
+        status, message = 2, _one_line(error)
+        cause: BaseException = error
+    except KeyboardInterrupt as error:
+        status, message, cause = 2, _one_line(error) if str(error) else "stopped.", error
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        status, cause = 2, error
+        message = f"{_one_line(error)}." + (" Free some space, then run it again." if full else "")
+    except Exception as error:  # a fault of ours: one line too, unless asked for more
+        status, cause = 1, error
+        message = f"fault: {type(error).__name__}: {_one_line(error)} (`--debug` shows where)"
+    if debug:
+        import traceback
+
+        traceback.print_exception(cause)
+    sys.stderr.write(f"scorecal: {message}\n")
+    sys.stderr.flush()
+    sys.stdout.flush()
+    sys.exit(status)

@@ -1,0 +1,227 @@
+"""Raw beside calibrated on the same held-out items, with paired bootstrap intervals."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from scorecal.calibration.calibrators import ridge_predict
+from scorecal.calibration.fitted import Fitted
+from scorecal.functional.correlation import kendall, pearson, spearman
+from scorecal.functional.metrics import (
+    mean_absolute_error,
+    mean_bias,
+    mean_ranked_probability_score,
+    mean_squared_error,
+    quadratic_weighted_kappa,
+    score_distribution_divergence,
+)
+from scorecal.functional.resampling import bootstrap_weights, percentile_interval
+from scorecal.functional.scaling import expected_score
+from scorecal.functional.targets import interpolated_target
+from scorecal.judging.table import Table
+
+RESAMPLES = 2000
+_BLOCK = 3_000_000  # resampled numbers held at once
+
+
+class Predictions(NamedTuple):
+    """One method's answers, a row a problem; methods that give scores only have no logits."""
+
+    score: Float[Tensor, "problems items"]
+    logits: Float[Tensor, "problems items levels"] | None
+
+
+class Truth(NamedTuple):
+    """What the predictions are compared with."""
+
+    gold: Float[Tensor, " items"]
+    target: Float[Tensor, "items levels"]
+    values: Float[Tensor, " levels"]
+
+
+Metric = Callable[[Predictions, Truth, Tensor], Tensor]
+
+
+def _of_score(function: Callable[..., Tensor]) -> Metric:
+    return lambda made, truth, weights: function(made.score, truth.gold, weights)
+
+
+def _of_logits(function: Callable[..., Tensor]) -> Metric:
+    return lambda made, truth, weights: function(made.logits, truth.target, weights)
+
+
+METRICS: dict[str, Metric] = {
+    "spearman": _of_score(spearman),
+    "pearson": _of_score(pearson),
+    "kendall": _of_score(kendall),
+    "mse": _of_score(mean_squared_error),
+    "mae": _of_score(mean_absolute_error),
+    "bias": _of_score(mean_bias),
+    "sdd": _of_logits(score_distribution_divergence),
+    "rps": _of_logits(mean_ranked_probability_score),
+    "qwk": lambda made, truth, weights: quadratic_weighted_kappa(
+        made.score, truth.gold, weights, truth.values
+    ),
+}
+_POINT_ONLY = ("kendall",)  # quadratic in the items
+
+
+@dataclass
+class Evaluation:
+    """Figures of every method: metric -> estimate, low, high (NaN: undefined or not resampled)."""
+
+    items: int
+    methods: dict[str, dict[str, tuple[float, float, float]]]
+    scores: list[dict[str, Any]]
+
+    def figures(self) -> dict[str, dict[str, dict[str, float | None]]]:
+        """The same as JSON, NaN as null."""
+        names = ("estimate", "low", "high")
+        return {
+            method: {
+                metric: {
+                    name: None if math.isnan(value) else value
+                    for name, value in zip(names, triple, strict=True)
+                }
+                for metric, triple in figures.items()
+            }
+            for method, figures in self.methods.items()
+        }
+
+
+def evaluate(
+    fitted: Fitted,
+    table: Table,
+    assistant: Float[Tensor, "items levels"],
+    *,
+    seed: int,
+    resamples: int = RESAMPLES,
+) -> Evaluation:
+    """Every method on each problem's own held-out rows.
+
+    With several folds a figure is the mean over the folds of the fold's figure. Groups are drawn
+    once a resample and all folds recomputed; the fitted heads are held fixed.
+
+    Raises:
+        ValueError: there are no held-out rows, or a head was fitted on one of them.
+    """
+    rows = fitted.test_rows(table)
+    used = rows.any(0)
+    if not used.any():
+        raise ValueError(
+            "no held-out rows to evaluate. Add a test split, or set `--data.folds.outer 5`, "
+            "or `--evaluate_test false`."
+        )
+    rows, table, assistant = rows[:, used], table.rows(used), assistant[used]
+    truth = Truth(table.gold, interpolated_target(table.gold, table.values), table.values)
+    made = _predictions(fitted, table, assistant)
+    generator = torch.Generator().manual_seed(seed)
+    groups = torch.tensor(_numbered(table.groups))
+    drawn = bootstrap_weights(groups, resamples=resamples, generator=generator)
+    methods: dict[str, dict[str, tuple[float, float, float]]] = {
+        name: {} for name in ("raw", "calibrated", "gain", "constant", "reference")
+    }
+    methods["gain_over_constant"] = {}
+    for metric, function in METRICS.items():
+        samples: dict[str, Tensor] = {}
+        points: dict[str, float] = {}
+        for method, predictions in made.items():
+            if predictions.logits is None and metric in ("sdd", "rps"):
+                continue
+            points[method] = function(predictions, truth, rows).mean().item()
+            if metric in _POINT_ONLY or math.isnan(points[method]):
+                samples[method] = torch.full((1,), math.nan, dtype=torch.float64)
+            else:
+                samples[method] = _resampled(function, predictions, truth, rows, drawn)
+        points["gain"] = points["calibrated"] - points["raw"]
+        samples["gain"] = samples["calibrated"] - samples["raw"]
+        if metric == "mse":
+            points["gain_over_constant"] = points["calibrated"] - points["constant"]
+            samples["gain_over_constant"] = samples["calibrated"] - samples["constant"]
+        for method, point in points.items():
+            low, high = percentile_interval(samples[method])
+            methods[method][metric] = (point, low.item(), high.item())
+    return Evaluation(int(used.sum()), methods, _score_rows(fitted, table, made, rows))
+
+
+def _numbered(groups: list[str]) -> list[int]:
+    number = {group: index for index, group in enumerate(dict.fromkeys(groups))}
+    return [number[group] for group in groups]
+
+
+def _resampled(
+    function: Metric, made: Predictions, truth: Truth, rows: Tensor, drawn: Tensor
+) -> Float[Tensor, " resamples"]:
+    block = max(1, _BLOCK // rows.numel())
+    return torch.cat(
+        [function(made, truth, part.unsqueeze(1) * rows).mean(-1) for part in drawn.split(block)]
+    )
+
+
+def _predictions(fitted: Fitted, table: Table, assistant: Tensor) -> dict[str, Predictions]:
+    evaluated = torch.tensor(fitted.evaluated)
+    shape = (len(evaluated), len(table.ids))
+    normalised = table.logprobs.log_softmax(-1)
+    logits = fitted.logits(table.logprobs, assistant)[evaluated]
+    reference = [ridge_predict(fitted.reference[index], normalised) for index in fitted.evaluated]
+    return {
+        "raw": Predictions(
+            expected_score(normalised, table.values).expand(shape),
+            normalised.expand(*shape, -1),
+        ),
+        "calibrated": Predictions(expected_score(logits, table.values), logits),
+        "constant": Predictions(fitted.constant[evaluated].unsqueeze(-1).expand(shape), None),
+        "reference": Predictions(torch.stack(reference), None),
+    }
+
+
+def _score_rows(
+    fitted: Fitted, table: Table, made: dict[str, Predictions], rows: Tensor
+) -> list[dict[str, Any]]:
+    raw, calibrated = made["raw"].score.tolist(), made["calibrated"].score.tolist()
+    gold = table.gold.tolist()
+    return [
+        {
+            "id": table.ids[item],
+            "problem": fitted.names[problem],
+            "gold": gold[item],
+            "raw": raw[line][item],
+            "calibrated": calibrated[line][item],
+        }
+        for line, problem in enumerate(fitted.evaluated)
+        for item in rows[line].nonzero().flatten().tolist()
+    ]
+
+
+def verdict(evaluation: Evaluation) -> list[str]:
+    """What the intervals say, in sentences."""
+    figures = evaluation.methods
+    lines = []
+    point, low, high = figures["gain"]["spearman"]
+    if math.isnan(point):
+        lines.append("Ranking: undefined, a prediction or gold is constant.")
+    else:
+        says = (
+            "a reliable gain" if low > 0 else "a reliable loss" if high < 0 else "no reliable gain"
+        )
+        lines.append(f"Ranking: {says} in Spearman, {point:+.3f} [{low:+.3f}, {high:+.3f}].")
+    raw, constant = figures["raw"]["mse"][0], figures["constant"]["mse"][0]
+    rival = "gain" if raw <= constant else "gain_over_constant"
+    name = "the raw judge" if raw <= constant else "the constant predictor"
+    point, low, high = figures[rival]["mse"]
+    says = "a reliable gain" if high < 0 else "a reliable loss" if low > 0 else "no reliable gain"
+    lines.append(f"Error: {says} in MSE over {name}, {point:+.3f} [{low:+.3f}, {high:+.3f}].")
+    if raw > constant:
+        lines.append(
+            f"The raw judge's MSE {raw:.3f} is worse than that of always predicting the dev mean, "
+            f"{constant:.3f}."
+        )
+    lines.append(
+        "Intervals are 95 % paired bootstrap over groups, with the fitted head held fixed."
+    )
+    return lines

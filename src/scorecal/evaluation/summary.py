@@ -1,0 +1,118 @@
+"""A run's results: as a table to read, as files to keep."""
+
+import json
+import math
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from scorecal.calibration.fitted import Fitted
+from scorecal.evaluation.evidence import Evaluation, verdict
+from scorecal.judging.records import replacing, write_records
+from scorecal.judging.table import Table
+
+_TITLES = {
+    "spearman": "Spearman ↑",
+    "pearson": "Pearson ↑",
+    "kendall": "Kendall τ-b ↑",
+    "mse": "MSE ↓",
+    "mae": "MAE ↓",
+    "bias": "bias → 0",
+    "sdd": "SDD ↓",
+    "rps": "RPS ↓",
+    "qwk": "weighted κ ↑",
+}
+_LOW_MASS = 0.5
+
+
+def results(
+    evaluation: Evaluation | None, fitted: Fitted, table: Table, seed: int
+) -> dict[str, Any]:
+    """The content of `results.json`; without an evaluation its figures are absent."""
+    mass = table.label_mass[~table.label_mass.isnan()]
+    return {
+        "items": evaluation.items if evaluation else 0,
+        **(evaluation.figures() if evaluation else {}),
+        "head": fitted.describe(fitted.deploy),
+        "heads": [fitted.describe(index) for index in fitted.evaluated],
+        "judge": {**table.identity, **{f"engine {k}": v for k, v in table.engine.items()}},
+        "data": {
+            "table": table.name,
+            "dev": int(fitted.train[fitted.deploy].sum()),
+            "label_mass": mass.mean().item() if len(mass) else None,
+            "censored_rows": int(table.censored.any(-1).sum()),
+        },
+        "seed": seed,
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("scorecal", "torch", "lightning")},
+        },
+    }
+
+
+def write_run(
+    folder: Path, evaluation: Evaluation | None, fitted: Fitted, table: Table, seed: int
+) -> None:
+    """Write results.json, head.json and scores.parquet."""
+    content = results(evaluation, fitted, table, seed)
+    for name, value in (("results.json", content), ("head.json", content["head"])):
+        with replacing(folder / name) as partial:
+            partial.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", "utf-8")
+    if evaluation:
+        write_records(folder / "scores.parquet", evaluation.scores)
+
+
+def _figure(triple: tuple[float, float, float] | None, sign: str = "") -> str:
+    if triple is None or math.isnan(triple[0]):
+        return "–"
+    point, low, high = triple
+    if math.isnan(low):
+        return f"{point:{sign}.3f}"
+    return f"{point:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
+
+
+def table_rows(evaluation: Evaluation) -> list[list[str]]:
+    """Cells of the comparison, header first."""
+    rows = [["", "raw", "calibrated", "difference", "constant", "ridge reference"]]
+    for metric, title in _TITLES.items():
+        figures = evaluation.methods
+        rows.append(
+            [
+                title,
+                _figure(figures["raw"].get(metric)),
+                _figure(figures["calibrated"].get(metric)),
+                _figure(figures["gain"].get(metric), "+"),
+                _figure(figures["constant"].get(metric)),
+                _figure(figures["reference"].get(metric)),
+            ]
+        )
+    return rows
+
+
+def text(evaluation: Evaluation | None, fitted: Fitted, table: Table) -> str:
+    """What `fit` and `test` print."""
+    head = fitted.describe(fitted.deploy)
+    bias = ", ".join(
+        f"{label}: {value:+.2f}" for label, value in zip(head["labels"], head["bias"], strict=True)
+    )
+    lines = [
+        f"judge: {table.identity.get('judge', 'unknown (log-probabilities from a file)')}",
+        f"head ({head['prior']}): λ = {head['lambda']:.3g}, T = {head['temperature']:.3g}, "
+        f"bias b = λB + δ: {bias}",
+    ]
+    mass = table.label_mass[~table.label_mass.isnan()]
+    if len(mass):
+        warning = " (low: the judge mostly wants to say something else)" if (
+            mass.mean() < _LOW_MASS
+        ) else ""  # fmt: skip
+        lines.append(f"label mass: mean {mass.mean():.2f}{warning}")
+    if evaluation is None:
+        return "\n".join(lines)
+    rows = table_rows(evaluation)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines.append(f"{evaluation.items} test items")
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join([*lines, *verdict(evaluation)])

@@ -1,0 +1,1 @@
+"""Text becomes label log-probabilities, once."""

@@ -1,0 +1,94 @@
+"""The whole job of an elicitation, fixed before its first forward pass."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from scorecal.judging.judge import Encoded, Judge, Prompt
+from scorecal.judging.task import CONTENT_FREE, Item, Task, Template
+from scorecal.scale import Scale
+
+
+class Question(NamedTuple):
+    """A prompt and what it is asked for."""
+
+    kind: str
+    key: str
+    prompt: Prompt
+
+
+class Plan(NamedTuple):
+    """Questions in the store's order, their tokens, and the chunks they are judged in."""
+
+    questions: list[Question]
+    encoded: list[Encoded]
+    chunks: list[list[int]]
+    identity: dict[str, str]
+    digest: str
+
+    def summary(self) -> dict[str, Any]:
+        """What `plan.json` holds: enough to know the same plan again."""
+        return {"digest": self.digest, "identity": self.identity, "chunks": len(self.chunks)}
+
+
+def item_questions(template: Template, items: Sequence[Item]) -> list[Question]:
+    """One question an item."""
+    return [Question("item", item.id, template.prompt(item)) for item in items]
+
+
+def prior_questions(template: Template) -> list[Question]:
+    """Random-number prompts alone and under the instruction, and content-free inputs."""
+    texts = template.random_numbers()
+    questions = [
+        Question(
+            "random_task" if with_task else "random",
+            f"{number:03d}",
+            template.random_number(text, with_task=with_task),
+        )
+        for with_task in (False, True)
+        for number, text in enumerate(texts)
+    ]
+    content_free = [
+        Question("content_free", text, template.content_free(text)) for text in CONTENT_FREE
+    ]
+    return questions + content_free
+
+
+def make_plan(
+    judge: Judge, task: Task, template: Template, questions: list[Question], *, truncate: bool
+) -> Plan:
+    """Tokenise every question and split the job into chunks."""
+    prompts = [question.prompt for question in questions]
+    encoded = judge.encode(prompts, truncate=truncate)
+    chunks = judge.chunks([len(row.input_ids) for row in encoded])
+    identity = {
+        **judge.identity(),
+        "template": template.hash,
+        "scale": task.scale,
+        "labels": json.dumps(label_ids(judge, template, questions)),
+    }
+    content = [[question.kind, question.key, row.input_ids]
+               for question, row in zip(questions, encoded, strict=True)]  # fmt: skip
+    digest = hashlib.sha256(json.dumps([identity, content, chunks]).encode()).hexdigest()
+    return Plan(questions, encoded, chunks, identity, digest)
+
+
+def label_ids(
+    judge: Judge, template: Template, questions: list[Question]
+) -> dict[str, list[list[int]]]:
+    """Token ids of each label after the first question."""
+    levels = judge.label_ids(questions[0].prompt)
+    labels = [forms[0] for forms in questions[0].prompt.labels]
+    return dict(zip(labels, levels, strict=True))
+
+
+def scale_entry(task: Task, template: Template) -> dict[str, Any]:
+    """How the manifest describes a scale."""
+    scale = Scale.parse(task.scale)
+    return {
+        "labels": list(scale.labels),
+        "values": list(task.values()),
+        "template": template.hash,
+        "orders": [task.orders],
+    }

@@ -1,0 +1,259 @@
+"""Label log-probabilities in memory, whether a judge or the user's own file gave them."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from scorecal import resources
+from scorecal.judging.priors import Evidence
+from scorecal.judging.records import Record, read_records
+from scorecal.judging.store import Store
+from scorecal.judging.task import Task, read_gold
+from scorecal.scale import Scale
+
+
+@dataclass
+class Table:
+    """One judge's label log-probabilities of many items, with what is known about both.
+
+    `gold` is NaN where nobody scored an item, `label_mass` where it is unknown; `identity` is empty
+    for log-probabilities that came without a judge.
+    """
+
+    name: str
+    ids: list[str]
+    groups: list[str]
+    splits: list[str]
+    gold: Float[Tensor, " items"]
+    leak: Bool[Tensor, " items"]
+    logprobs: Float[Tensor, "items levels"]
+    censored: Bool[Tensor, "items levels"]
+    label_mass: Float[Tensor, " items"]
+    values: Float[Tensor, " levels"]
+    labels: tuple[str, ...]
+    identity: dict[str, str] = field(default_factory=dict)
+    engine: dict[str, str] = field(default_factory=dict)
+    evidence: dict[str, Evidence] = field(default_factory=dict)
+
+    def rows(self, keep: Bool[Tensor, " items"]) -> "Table":
+        """The same table with the kept rows only."""
+        index = keep.nonzero().flatten()
+        chosen = index.tolist()
+        return Table(
+            self.name,
+            [self.ids[i] for i in chosen],
+            [self.groups[i] for i in chosen],
+            [self.splits[i] for i in chosen],
+            self.gold[index],
+            self.leak[index],
+            self.logprobs[index],
+            self.censored[index],
+            self.label_mass[index],
+            self.values,
+            self.labels,
+            self.identity,
+            self.engine,
+            self.evidence,
+        )
+
+
+def load_table(name: str, task: Task) -> Table:
+    """Read a shipped table, a store folder or a file of log-probabilities.
+
+    Raises:
+        ValueError: there is no such table, or it is damaged.
+    """
+    folder = resources.find("tables", name, Path.is_dir)
+    if folder is not None:
+        return table_from_store(Store(folder), task)
+    if Path(name).suffix in (".jsonl", ".csv", ".parquet"):
+        return table_from_file(Path(name), task)
+    shipped = ", ".join(resources.names("tables", "*")) or "none"
+    raise ValueError(
+        f"no table {name!r}. Set `--data.table` to a store folder, a file of log-probabilities "
+        f"or a shipped table ({shipped}), or name a judge with `--data.judge.model`."
+    )
+
+
+def table_from_store(store: Store, task: Task) -> Table:
+    """A finished store's judgements on the task's scale."""
+    manifest = store.manifest()
+    if task.scale not in manifest["scales"]:
+        raise ValueError(
+            f"store {str(store.folder)!r} has the scales {', '.join(manifest['scales'])}, not "
+            f"{task.scale!r}. Set `--data.task.scale`, or elicit another store."
+        )
+    items = store.items().to_pydict()
+    judged: dict[str, list[Record]] = {}
+    for row in store.judgements().to_pylist():
+        if row["scale"] == task.scale:
+            judged.setdefault(row["kind"], []).append(row)
+    of_item = {row["key"]: row for row in judged.pop("item")}
+    rows = [of_item[key] for key in items["id"]]
+    evidence = {
+        kind: Evidence(
+            torch.tensor([row["logprobs"] for row in answers], dtype=torch.float64),
+            None
+            if any(row["perplexity"] is None for row in answers)
+            else torch.tensor([row["perplexity"] for row in answers], dtype=torch.float64),
+        )
+        for kind, answers in judged.items()
+    }
+    return Table(
+        store.folder.name,
+        items["id"],
+        items["group"],
+        items["split"],
+        torch.tensor(
+            [math.nan if gold is None else gold for gold in items["gold"]], dtype=torch.float64
+        ),
+        torch.tensor(items["leak"]),
+        torch.tensor([row["logprobs"] for row in rows], dtype=torch.float64),
+        torch.tensor([row["censored"] for row in rows]),
+        torch.tensor([row["label_mass"] for row in rows], dtype=torch.float64),
+        torch.tensor(task.values(), dtype=torch.float64),
+        Scale.parse(task.scale).labels,
+        manifest["identity"],
+        manifest["engine"],
+        evidence,
+    )
+
+
+def table_from_file(path: Path, task: Task, *, new: bool = False) -> Table:
+    """Log-probabilities of the user's own: a column a label, or `top_logprobs` lists.
+
+    Columns: `id`, `split` and `group` if there are any, the task's gold column, and either one
+    column named like each label or `top_logprobs` as OpenAI-compatible APIs return it. Without a
+    `split` column every row is dev. `new` rows need no gold.
+
+    Raises:
+        ValueError: a row lacks a column, or holds what is no log-probability.
+    """
+    records = read_records(path)
+    labels = Scale.parse(task.scale).labels
+    values = task.values()
+    listed = "top_logprobs" in records[0]
+    logprobs, censored, mass, gold = [], [], [], []
+    for number, record in enumerate(records, 1):
+        where = f"{str(path)!r} row {number}"
+        if listed:
+            row, absent = _from_top_logprobs(record.get("top_logprobs"), labels, where)
+        else:
+            row, absent = _from_columns(record, labels, where)
+        logprobs.append(row)
+        censored.append(absent)
+        known = sum(math.exp(x) for x, gone in zip(row, absent, strict=True) if not gone)
+        if known > 1 + 1e-3:
+            raise ValueError(
+                f"{where}: the labels' probabilities sum to {known:.3g}, more than 1. "
+                "Log-probabilities (natural logarithm) are needed, not logits or percentages."
+            )
+        mass.append(math.nan if any(absent) else known)
+        gold.append(_file_gold(record, task, values, where, new))
+    ids = [str(record.get("id", number)) for number, record in enumerate(records, 1)]
+    for key in ids:
+        if len(set(ids)) < len(ids) and ids.count(key) > 1:
+            raise ValueError(f"{str(path)!r}: the id {key!r} stands twice. Make ids unique.")
+    splits = [_role(str(record.get("split", "dev")), task) for record in records]
+    column = task.group or "group"
+    groups = [str(record.get(column, key)) for record, key in zip(records, ids, strict=True)]
+    return Table(
+        path.name,
+        ids,
+        groups,
+        splits,
+        torch.tensor(gold, dtype=torch.float64),
+        torch.zeros(len(ids), dtype=torch.bool),
+        torch.tensor(logprobs, dtype=torch.float64),
+        torch.tensor(censored),
+        torch.tensor(mass, dtype=torch.float64),
+        torch.tensor(values, dtype=torch.float64),
+        labels,
+    )
+
+
+def _role(split: str, task: Task) -> str:
+    return next((role for role, name in task.splits.items() if name == split), split)
+
+
+def _file_gold(
+    record: Record, task: Task, values: tuple[float, ...], where: str, new: bool
+) -> float:
+    if new:
+        return math.nan
+    if task.gold not in record:
+        raise ValueError(
+            f"{where} has no column {task.gold!r}; it has {', '.join(map(str, record))}. "
+            "Set `--data.task.gold`."
+        )
+    gold = read_gold(record[task.gold], task, values, where, "drop")
+    return math.nan if gold is None else gold
+
+
+def _number(cell: Any, where: str, label: str) -> float:
+    try:
+        value = float(cell)
+    except (TypeError, ValueError):
+        value = math.nan
+    if math.isnan(value) or value > 1e-6:
+        raise ValueError(
+            f"{where}: {cell!r} for label {label!r} is no log-probability (a number up to 0)."
+        )
+    return max(value, math.log(torch.finfo(torch.float32).tiny))
+
+
+def _from_columns(
+    record: Record, labels: tuple[str, ...], where: str
+) -> tuple[list[float], list[bool]]:
+    missing = [label for label in labels if label not in record]
+    if missing:
+        raise ValueError(
+            f"{where} has neither `top_logprobs` nor a column for the label {missing[0]!r}; it "
+            f"has {', '.join(map(str, record))}. Name the columns like the labels "
+            f"{', '.join(labels)}, or set `--data.task.scale`."
+        )
+    return [_number(record[label], where, label) for label in labels], [False] * len(labels)
+
+
+def _from_top_logprobs(
+    cell: Any, labels: tuple[str, ...], where: str
+) -> tuple[list[float], list[bool]]:
+    """Labels absent from the list are bounded by what the list leaves for them."""
+    for label in labels:
+        if any(other != label and other.startswith(label) for other in labels):
+            raise ValueError(
+                f"{where}: `top_logprobs` can't tell the label {label!r} from one that begins "
+                "with it. Give one column a label."
+            )
+    if isinstance(cell, str):
+        import json
+
+        try:
+            cell = json.loads(cell)
+        except json.JSONDecodeError:
+            cell = None
+    if isinstance(cell, dict):
+        # Parquet gives every row the keys of all rows, null where a token was not listed.
+        cell = [
+            {"token": token, "logprob": value} for token, value in cell.items() if value is not None
+        ]
+    if not isinstance(cell, list) or not cell:
+        raise ValueError(f"{where}: `top_logprobs` is no list of {{token, logprob}}.")
+    mass: dict[str, float] = {}
+    lowest, total = 0.0, 0.0
+    for entry in cell:
+        if not isinstance(entry, dict) or not {"token", "logprob"} <= set(entry):
+            raise ValueError(f"{where}: `top_logprobs` holds {entry!r}, not {{token, logprob}}.")
+        token = str(entry["token"])
+        value = _number(entry["logprob"], where, token)
+        lowest = min(lowest, value)
+        total += math.exp(value)
+        mass[token.strip()] = mass.get(token.strip(), 0.0) + math.exp(value)
+    bound = min(lowest, math.log(max(1 - total, torch.finfo(torch.float32).tiny)))
+    row = [math.log(mass[label]) if label in mass else bound for label in labels]
+    return row, [label not in mass for label in labels]

@@ -1,0 +1,333 @@
+"""A judging task: where its items come from and how they are put to a judge."""
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from scorecal import resources
+from scorecal.judging.judge import Prompt
+from scorecal.judging.records import Record, read_records
+from scorecal.scale import Scale
+
+ROLES = ("dev", "test")
+CONTENT_FREE = ("N/A", "[MASK]", "")  # paper 1, §2.3; Zhao et al. 2021
+
+
+@dataclass
+class Task:
+    """What is judged.
+
+    Attributes:
+        name: names runs and stores.
+        template: a shipped template's name or a Jinja file.
+        fields: the template's variables and the columns that fill them.
+        source: hub id, or a shipped or local file.
+        config: configuration of a hub id.
+        revision: revision of a hub id.
+        splits: which of the source's splits serve as dev and test.
+        gold: column of the human score.
+        gold_factor: multiplies gold on reading.
+        gold_range: gold's range after `gold_factor`, over which the labels are spread evenly
+            in value; null: gold is on the scale itself.
+        group: column of what must not be split (a document); null: every item for itself.
+        scale: `low-high` or `low-high:step`.
+        orders: rubric orders; only `none` exists so far.
+    """
+
+    name: str
+    template: str
+    fields: dict[str, str]
+    source: str = ""
+    config: str | None = None
+    revision: str | None = None
+    splits: dict[str, str] = field(default_factory=lambda: {"dev": "dev", "test": "test"})
+    gold: str = "score"
+    gold_factor: float = 1.0
+    gold_range: tuple[float, float] | None = None
+    group: str | None = None
+    scale: str = "0-5"
+    orders: Literal["none"] = "none"
+
+    def values(self) -> tuple[float, ...]:
+        """The labels' values in gold's units."""
+        values = Scale.parse(self.scale).values
+        if self.gold_range is None:
+            return values
+        low, high = self.gold_range
+        if not low < high:
+            raise ValueError(f"`data.task.gold_range` must rise, got [{low}, {high}].")
+        share = (high - low) / (values[-1] - values[0])
+        return tuple(low + share * (value - values[0]) for value in values)
+
+
+class Item(NamedTuple):
+    """One thing to judge; `gold` is None where nobody scored it."""
+
+    id: str
+    group: str
+    split: str
+    gold: float | None
+    leak: bool
+    fields: dict[str, str]
+    where: str
+
+
+class Template:
+    """A task's Jinja template: blocks `instruction`, `item`, and optionally `question`, `cue`.
+
+    The user turn is instruction + item + question; `cue` begins the judge's answer.
+    """
+
+    def __init__(self, task: Task) -> None:
+        import jinja2
+        from jinja2 import meta
+        from jinja2.sandbox import SandboxedEnvironment
+
+        self._scale = Scale.parse(task.scale)
+        shipped = Path(__file__).parent / "prompts" / task.template
+        path = Path(task.template).expanduser()
+        path = path if path.is_file() else shipped
+        if not path.is_file():
+            names = ", ".join(sorted(file.name for file in shipped.parent.glob("*.j2")))
+            raise ValueError(
+                f"no template {task.template!r}. Set `data.task.template` to a Jinja file "
+                f"or to one of {names}."
+            )
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"template {str(path)!r} is not UTF-8. Convert it.") from None
+        self.hash = hashlib.sha256(text.encode()).hexdigest()[:16]
+        environment = SandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False)
+        try:
+            self._template = environment.from_string(text)
+        except jinja2.TemplateSyntaxError as error:
+            raise ValueError(
+                f"template {str(path)!r} line {error.lineno}: {error.message}."
+            ) from None
+        missing = {"instruction", "item"} - set(self._template.blocks)
+        if missing:
+            raise ValueError(f"template {str(path)!r} lacks the block {sorted(missing)[0]!r}.")
+        known = set(task.fields) | {"low", "high", "labels"}
+        unknown = meta.find_undeclared_variables(environment.parse(text)) - known
+        if unknown:
+            raise ValueError(
+                f"template {str(path)!r} names the field {sorted(unknown)[0]!r}, which "
+                f"`data.task.fields` lacks. It has {', '.join(task.fields)}."
+            )
+        self._path = path
+        self._labels = tuple((label,) for label in self._scale.labels)
+        self._empty = dict.fromkeys(task.fields, "")
+        self.instruction = self._render("instruction", {})
+
+    def _render(self, block: str, fields: dict[str, str]) -> str:
+        import jinja2
+
+        if block not in self._template.blocks:
+            return ""
+        scale = self._scale
+        context = self._template.new_context(
+            {**fields, "low": scale.low, "high": scale.high, "labels": scale.labels}
+        )
+        try:
+            return "".join(self._template.blocks[block](context))
+        except jinja2.UndefinedError as error:
+            raise ValueError(
+                f"block {block!r} of template {str(self._path)!r} can't be written without an "
+                f"item: {error.message}. Use the data's fields in the block `item` only."
+            ) from None
+        except jinja2.exceptions.SecurityError as error:
+            raise ValueError(f"template {str(self._path)!r} is not allowed: {error}.") from None
+        except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
+            raise ValueError(f"block {block!r} of template {str(self._path)!r}: {error}.") from None
+
+    def prompt(self, item: Item) -> Prompt:
+        """The question about one item."""
+        return Prompt(
+            self.instruction,
+            self._render("item", item.fields),
+            self._render("question", {}),
+            self._render("cue", {}),
+            self._labels,
+            item.where,
+        )
+
+    def content_free(self, text: str) -> Prompt:
+        """The question about an item whose fields all hold the same empty words."""
+        fields = dict.fromkeys(self._empty, text)
+        return self.prompt(Item("", "", "", None, False, fields, f"content-free input {text!r}"))
+
+    def random_numbers(self) -> list[str]:
+        """100 ways to ask for a random number on this scale (paper 1, fig. 2)."""
+        lines = (Path(__file__).parent / "prompts" / "random_number.txt").read_text("utf-8")
+        low, high = self._scale.low, self._scale.high
+        return [
+            line.replace("{{ low }}", low).replace("{{ high }}", high)
+            for line in lines.splitlines()
+        ]
+
+    def random_number(self, text: str, *, with_task: bool) -> Prompt:
+        """A random-number prompt alone (Deb-R) or under the task's instruction (Deb-T)."""
+        before = self.instruction if with_task else ""
+        return Prompt(before + text, "", "", "", self._labels, "a random-number prompt")
+
+
+def load_items(
+    task: Task, path: str = "", *, missing_gold: str = "drop", roles: Iterable[str] = ROLES
+) -> list[Item]:
+    """All dev and test items, from a file or folder or, without one, from the task's source.
+
+    Raises:
+        ValueError: the data can't be read, or a row breaks one of the task's rules.
+    """
+    items: list[Item] = []
+    for role, file, records in _split_records(task, path, list(roles)):
+        items += _items(task, role, file, records, missing_gold)
+    _refuse_duplicates(items)
+    for role in roles:
+        if not any(item.split == role for item in items):
+            raise ValueError(
+                f"no row of {path or task.source!r} belongs to the split {role!r}. "
+                "Set `data.task.splits`."
+            )
+    return _with_leaks(items)
+
+
+def load_new_items(task: Task, path: str) -> list[Item]:
+    """Items to predict: no gold score, no split."""
+    items = _items(task, "new", path, list(enumerate(read_records(Path(path)), 1)), "drop")
+    _refuse_duplicates(items)
+    return items
+
+
+def _split_records(
+    task: Task, path: str, roles: list[str]
+) -> Iterable[tuple[str, str, list[tuple[int, Record]]]]:
+    place = Path(path).expanduser() if path else resources.find("configs", task.source)
+    if place is None:
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", task.source):
+            raise ValueError(
+                f"no file {task.source!r}, and it is no hub id. Set `data.task.source`, "
+                "or name a file or folder with `--data.path`."
+            )
+        for role in roles:
+            yield role, task.source, list(enumerate(_hub_records(task, task.splits[role]), 1))
+    elif place.is_dir():
+        for role in roles:
+            names = {task.splits.get(role, role), role}
+            files = sorted(f for f in place.iterdir() if f.stem in names and f.is_file())
+            if len(files) != 1:
+                raise ValueError(
+                    f"{str(place)!r} holds {len(files)} files for the split {role!r}; one of "
+                    f"{' or '.join(sorted(names))}.jsonl, .csv or .parquet is needed."
+                )
+            yield role, str(files[0]), list(enumerate(read_records(files[0]), 1))
+    else:
+        rows = list(enumerate(read_records(place), 1))
+        if "split" not in rows[0][1]:
+            raise ValueError(
+                f"{str(place)!r} has no column 'split' that says dev or test. Add it, or name a "
+                "folder with one file a split."
+            )
+        for role in roles:
+            split_names = {task.splits.get(role, role), role}
+            yield role, str(place), [row for row in rows if row[1].get("split") in split_names]
+
+
+def _hub_records(task: Task, split: str) -> Sequence[Record]:
+    import datasets
+
+    try:
+        return datasets.load_dataset(
+            task.source, task.config, split=split, revision=task.revision
+        ).to_list()
+    except Exception as error:  # the hub client raises many kinds
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise ValueError(
+            f"can't load split {split!r} of {task.source!r} from the hub: {reason} "
+            "Name a local copy with `--data.path`."
+        ) from error
+
+
+def _items(
+    task: Task, role: str, file: str, records: list[tuple[int, Record]], missing_gold: str
+) -> list[Item]:
+    values = task.values()
+    items = []
+    for number, record in records:
+        where = f"{file} row {number}"
+        columns = {*task.fields.values()} | ({task.group} if task.group else set())
+        if role != "new":
+            columns.add(task.gold)
+        for column in sorted(columns - set(record)):
+            raise ValueError(
+                f"{where} has no column {column!r}; it has {', '.join(map(str, record))}. "
+                "Set `data.task.fields`, `gold` or `group`."
+            )
+        fields = {}
+        for name, column in task.fields.items():
+            if record[column] is None:
+                raise ValueError(f"{where} has no text in column {column!r}.")
+            fields[name] = str(record[column])
+        gold = None
+        if role != "new":
+            gold = read_gold(record[task.gold], task, values, where, missing_gold)
+        key = str(record.get("id", f"{role}-{number - 1}"))
+        group = str(record[task.group]) if task.group else key
+        items.append(Item(key, group, role, gold, False, fields, where))
+    return items
+
+
+def read_gold(
+    cell: Any, task: Task, values: tuple[float, ...], where: str, missing_gold: str
+) -> float | None:
+    """A gold score in the task's units; None where there is none and that is allowed.
+
+    Raises:
+        ValueError: it is no number, outside the range, or missing though it must not be.
+    """
+    try:
+        gold = math.nan if cell is None or cell == "" else float(cell) * task.gold_factor
+    except (TypeError, ValueError):
+        raise ValueError(f"{where}: the gold score {cell!r} is not a number.") from None
+    if math.isnan(gold):
+        if missing_gold == "error":
+            raise ValueError(
+                f"{where} has no gold score in column {task.gold!r}. "
+                "Add it, or set `--data.missing_gold drop`."
+            )
+        return None
+    low, high = values[0], values[-1]
+    if not low - 1e-9 <= gold <= high + 1e-9:
+        raise ValueError(
+            f"gold scores must lie on the scale {low:g}..{high:g}, got {cell!r} in {where}. "
+            "Set `data.task.gold_range` or `gold_factor` if the file uses another range."
+        )
+    return min(max(gold, low), high)
+
+
+def _refuse_duplicates(items: list[Item]) -> None:
+    seen: dict[str, str] = {}
+    for item in items:
+        if item.id in seen:
+            raise ValueError(
+                f"the id {item.id!r} stands twice: {seen[item.id]} and {item.where}. "
+                "Make ids unique."
+            )
+        seen[item.id] = item.where
+
+
+def _with_leaks(items: list[Item]) -> list[Item]:
+    """Flag items whose texts, in any order, stand in more than one split."""
+
+    def key(item: Item) -> tuple[str, ...]:
+        return tuple(sorted(" ".join(text.split()).casefold() for text in item.fields.values()))
+
+    splits: dict[tuple[str, ...], set[str]] = {}
+    for item in items:
+        splits.setdefault(key(item), set()).add(item.split)
+    return [item._replace(leak=len(splits[key(item)]) > 1) for item in items]

@@ -1,0 +1,50 @@
+"""The score scale: an ordered list of labels and the values they stand for."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Ordered score labels and their values.
+
+    >>> Scale.parse("1-3").labels
+    ('1', '2', '3')
+    >>> Scale.parse("0-1:0.5").values
+    (0.0, 0.5, 1.0)
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    values: tuple[float, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "Scale":
+        """Read `low-high` or `low-high:step`, as in `0-5`, `1-10`, `0-100:10`.
+
+        Raises:
+            ValueError: the text is not of that form, or holds fewer than two labels.
+        """
+        try:
+            bounds, _, step_text = text.partition(":")
+            low, high = (float(part) for part in bounds.split("-"))
+            step = float(step_text) if step_text else 1.0
+            count = round((high - low) / step) + 1
+            if step <= 0 or count < 2 or abs(low + step * (count - 1) - high) > 1e-9:
+                raise ValueError
+        except (ValueError, ZeroDivisionError, OverflowError):
+            raise ValueError(
+                f"a scale is `low-high` or `low-high:step`, as 0-5 or 0-10:2, got {text!r}. "
+                "Set `data.task.scale`."
+            ) from None
+        values = tuple(round(low + step * index, 9) for index in range(count))
+        return cls(text, tuple(f"{value:.10g}" for value in values), values)
+
+    @property
+    def low(self) -> str:
+        """The lowest label, as it is written in a prompt."""
+        return self.labels[0]
+
+    @property
+    def high(self) -> str:
+        """The highest label, as it is written in a prompt."""
+        return self.labels[-1]

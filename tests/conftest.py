@@ -1,0 +1,39 @@
+"""What tests of several wings share."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from scorecal.cli import main
+
+
+class Finished(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Finished]
+
+
+@pytest.fixture
+def command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Command:
+    """Runs a command line in `tmp_path`, as a shell would."""
+
+    def run(*arguments: object) -> Finished:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["train", *map(str, arguments)])
+        status = 0
+        try:
+            main()
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        out, err = capsys.readouterr()
+        return Finished(status, out, err)
+
+    return run
