@@ -11,6 +11,8 @@ from scorecal.cli import main
 
 
 class Finished(NamedTuple):
+    """A command that has ended."""
+
     status: int
     out: str
     err: str

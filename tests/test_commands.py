@@ -314,11 +314,10 @@ def test_bad_input_is_one_line_and_status_two(command, tmp_path, arguments, word
     _write(tmp_path / "range.jsonl", [*rows[:2], {**rows[2], "score": 7}, *rows[3:]])
     _write(tmp_path / "twice.jsonl", [*rows, rows[0]])
     _write(tmp_path / "holes.jsonl", [*rows[1:], {**rows[0], "score": None}])
-    _write(tmp_path / "pairs.jsonl", [{"id": "1", "split": "dev", "score": 1, **PAIR},
-                                      {"id": "2", "split": "test", "score": 2, **PAIR}])  # fmt: skip
-    long = {"sentence1": "word " * 9000, "sentence2": "b", "score": 1}
-    _write(tmp_path / "long.jsonl", [{"id": "1", "split": "dev", **long},
-                                     {"id": "2", "split": "test", "score": 2, **PAIR}])  # fmt: skip
+    dev = {"id": "1", "split": "dev", "score": 1, **PAIR}
+    test = {"id": "2", "split": "test", "score": 2, **PAIR}
+    _write(tmp_path / "pairs.jsonl", [dev, test])
+    _write(tmp_path / "long.jsonl", [{**dev, "sentence1": "word " * 9000}, test])
     (tmp_path / "other.j2").write_text(
         "{% block instruction %}Rate.{% endblock %}{% block item %}{{ sentence3 }}{% endblock %}"
     )

@@ -152,8 +152,15 @@ class ScoreCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Judge and read the data before a run directory exists: bad input leaves nothing."""
-        self.datamodule.prepare_data()
-        self.datamodule.setup("fit")
+        data = self.datamodule
+        data.prepare_data()
+        data.setup("fit")
+        tested = data.folds.outer != 0 or "test" in data.read().splits
+        if self._settings()["evaluate_test"] and not tested:
+            raise ValueError(
+                "no test items to evaluate. Add a test split, or set `--data.folds.outer 5`, "
+                "or `--evaluate_test false`."
+            )
 
     def after_fit(self) -> None:
         """Keep the fitted heads, evaluate them, and say what came out."""

@@ -118,7 +118,17 @@ def test_a_plan_knows_the_same_job_again(job, watched):
         assert len(chunk) == 1 or len(chunk) * max(lengths[index] for index in chunk) <= 700
     ordered = [lengths[index] for chunk in first.chunks for index in chunk]
     assert ordered == sorted(ordered, reverse=True)
-    assert job.plan(watched(batch_tokens=900)).digest != first.digest
+    other = job.plan(watched(batch_tokens=900))
+    assert other.digest == first.digest
+    assert other.chunks != first.chunks
+
+
+def test_an_unfinished_store_goes_on_in_the_batches_it_was_begun_in(job, watched, unbroken):
+    with pytest.raises(Interrupted):
+        job.run(watched(patience=2))
+    job.run(watched(batch_tokens=900))
+    for name, content in unbroken.files.items():
+        assert (job.store / name).read_bytes() == content
 
 
 def test_an_unfinished_store_says_so_when_it_is_read(job, watched):

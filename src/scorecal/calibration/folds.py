@@ -72,7 +72,7 @@ def make_splits(table: Table, folds: Folds, seed: int) -> list[Split]:
     """The splits to evaluate, and `deploy` last; with the data's own split they are one.
 
     Raises:
-        ValueError: there are too few groups for the folds, or a split is empty.
+        ValueError: there are too few rows for the folds.
     """
     everything = torch.ones(len(table.ids), dtype=torch.bool)
     if folds.outer == 0:
@@ -95,6 +95,10 @@ def partition(
     Raises:
         ValueError: there are fewer rows than parts.
     """
+    if count < 2:
+        raise ValueError(
+            f"`data.folds.inner` and `outer` must be 2 at least (`outer` 0: none), got {count}."
+        )
     index = rows.nonzero().flatten().tolist()
     if len(index) < count:
         raise ValueError(
@@ -139,6 +143,8 @@ def candidates(settings: HeadSettings, select: Select | None) -> list[_Candidate
             )
         if values is not None and not values:
             raise ValueError(f"`model.select.{name}` lists no values.")
+        if name == "temperature" and values is not None and not min(values) > 0:
+            raise ValueError(f"`model.select.temperature` must be above 0, got {min(values)}.")
         grids.append(values if values is not None else [getattr(settings, name)])
     for name, extra in (("ridge_bias", ()), ("ridge_mixing", (math.inf,))):
         value = getattr(settings, name)

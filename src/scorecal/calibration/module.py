@@ -77,6 +77,11 @@ class Calibration(LightningModule):
         """Make the problems of the data's splits and a parameter row for each."""
         if self.searches or self.fitted is not None:
             return
+        if self.trainer.strategy.root_device.type != "cpu":
+            raise ValueError(
+                "the head is fitted in float64 on the CPU. Set `--trainer.accelerator cpu`; the "
+                "judge's own device is `data.judge.init_args.device`."
+            )
         data: ScoreData = self.trainer.datamodule  # type: ignore[attr-defined]
         table = data.read()
         if "mixing" in self.settings.learn and table.censored.any():
@@ -170,6 +175,9 @@ class Calibration(LightningModule):
             for index, block in objective.blocks(torch.arange(len(natural))):
                 total = total + block.value(natural[index]).sum()
             self.manual_backward(total)
+            assert self.natural.grad is not None
+            # A fold of constant gold has no correlation, and nothing to learn from it.
+            self.natural.grad.nan_to_num_(nan=0.0)
             return total
 
         optimizer.step(closure)
@@ -229,7 +237,7 @@ class Calibration(LightningModule):
             min=1e-12
         ).log()  # fmt: skip
         if self.loss == "pearson":
-            likelihood = items / 2 * (1 - score.square()).clamp(min=1e-12).log()
+            likelihood = items / 2 * (1 - score.clamp(max=0).square()).clamp(min=1e-12).log()
         distance = (problems.ridge_bias / RIDGE).log10()
         prior = (distance / _DECADES).square() / 2
         return likelihood + prior
@@ -289,8 +297,9 @@ class Calibration(LightningModule):
         )
         weights = batch.problems.held_out[inner]
         logits = self._logits(self.parameters_by_problem().take(inner), batch)
+        raw = batch.logprobs.log_softmax(-1).expand_as(logits)
         metrics: dict[str, float] = {}
-        for suffix, z in (("", logits), ("_raw", batch.logprobs.log_softmax(-1))):
+        for suffix, z in (("", logits), ("_raw", raw)):
             score = expected_score(z, values)
             figures = {
                 "spearman": spearman(score, batch.gold, weights),

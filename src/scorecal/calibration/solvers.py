@@ -59,7 +59,7 @@ class Objective:
         self.weights = head.problems.train[:, used]
         self.loss = loss
         numbers = self.rows.logprobs.numel() * max(head.width, 1)
-        self._block = max(1, _BLOCK // numbers)
+        self._block = max(1, _BLOCK // max(1, numbers))
         self._affine: tuple[Tensor, Tensor] | None = None
 
     def blocks(
@@ -123,7 +123,8 @@ class Objective:
         penalty = self.head.penalty_hessian(natural.detach())
         hessian = exact + penalty
         # Without a ridge a constant bias is a flat direction; this keeps the system solvable.
-        hessian = hessian + torch.diag_embed(1e-10 * hessian.diagonal(dim1=-2, dim2=-1).abs())
+        jitter = torch.diag_embed(1e-10 * hessian.diagonal(dim1=-2, dim2=-1).abs() + 1e-30)
+        hessian, penalty = hessian + jitter, penalty + jitter
         bad = torch.linalg.cholesky_ex(hessian).info > 0
         hessian = torch.where(bad[:, None, None], gauss_newton + penalty, hessian)
         return value.detach(), gradient, hessian

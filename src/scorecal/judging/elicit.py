@@ -56,6 +56,8 @@ def elicit(
         return store
     if (started := store.plan()) is not None:
         _compare(store, plan, started["identity"], started["digest"])
+        # What was begun in other batches goes on in them: parts are numbered by chunk.
+        plan = plan._replace(chunks=started["chunks"])
     elif store.is_foreign:
         raise ValueError(
             f"{str(store.folder)!r} is not empty and no store. Set `--data.store` to a new folder."
@@ -104,7 +106,7 @@ def _compare(store: Store, plan: Plan, identity: dict[str, str], digest: str) ->
     refuse_other_identity(f"store {str(store.folder)!r}", identity, plan.identity)
     if digest != plan.digest:
         raise ValueError(
-            f"store {str(store.folder)!r} was made from other texts, ids, or another batch size. "
+            f"store {str(store.folder)!r} was made from other texts or ids. "
             "Set `--data.store` to a new folder."
         )
 

@@ -26,10 +26,11 @@ class Plan(NamedTuple):
     chunks: list[list[int]]
     identity: dict[str, str]
     digest: str
+    """Hash of who is asked what: another order or batch size is the same plan."""
 
     def summary(self) -> dict[str, Any]:
         """What `plan.json` holds: enough to know the same plan again."""
-        return {"digest": self.digest, "identity": self.identity, "chunks": len(self.chunks)}
+        return {"digest": self.digest, "identity": self.identity, "chunks": self.chunks}
 
 
 def item_questions(template: Template, items: Sequence[Item]) -> list[Question]:
@@ -70,7 +71,7 @@ def make_plan(
     }
     content = [[question.kind, question.key, row.input_ids]
                for question, row in zip(questions, encoded, strict=True)]  # fmt: skip
-    digest = hashlib.sha256(json.dumps([identity, content, chunks]).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([identity, content]).encode()).hexdigest()
     return Plan(questions, encoded, chunks, identity, digest)
 
 

@@ -1,0 +1,90 @@
+"""The frozen tables that ship: whole, small, without text, and what the judge says again."""
+
+import json
+import os
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import scorecal
+from scorecal.judging.elicit import refuse_other_identity
+from scorecal.judging.plan import item_questions, make_plan, prior_questions
+from scorecal.judging.store import Store
+from scorecal.judging.table import load_table
+from scorecal.judging.task import Task, Template, load_items
+from scorecal.judging.transformers import TransformersJudge
+
+FOLDER = Path(scorecal.__file__).parent / "tables"
+TABLES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
+STS = Task(
+    name="sts",
+    template="sts.j2",
+    fields={"sentence1": "sentence1", "sentence2": "sentence2"},
+    gold_range=(0.0, 5.0),
+)
+
+
+def test_the_default_table_ships() -> None:
+    assert "stsb-qwen2.5-coder-1.5b-gguf" in TABLES
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_frozen_table_is_whole_small_and_holds_figures_only(name: str) -> None:
+    store = Store(FOLDER / name)
+    manifest = store.manifest()
+    assert sum(path.stat().st_size for path in store.folder.iterdir()) < 500_000
+    assert pq.read_schema(store.folder / "items.parquet").names == [
+        "id", "group", "split", "gold", "leak",
+    ]  # fmt: skip
+    judgements = store.judgements()
+    assert judgements["text"].null_count == len(judgements)
+    assert "dequantised GGUF" in manifest["identity"]["judge"]
+    assert manifest["identity"]["template"] == Template(STS).hash
+    table = load_table(name, STS)
+    assert (table.splits.count("dev"), table.splits.count("test")) == (1500, 1379)
+    assert {kind: len(answers.logprobs) for kind, answers in table.evidence.items()} == {
+        "random": 100, "random_task": 100, "content_free": 3,
+    }  # fmt: skip
+    dev = torch.tensor([split == "dev" for split in table.splits])
+    # Three pairs stand in both splits (and one of them twice in dev, or not, as published).
+    assert 3 <= int((table.leak & dev).sum()) <= 4
+    assert (table.label_mass <= 1 + 1e-6).all()
+    assert torch.allclose(table.logprobs.exp().sum(-1), table.label_mass, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TABLES)
+def test_the_judge_says_the_same_again_about_50_random_rows(name: str) -> None:
+    model, data = os.environ.get("SCORECAL_JUDGE"), os.environ.get("SCORECAL_STSB")
+    if not model or not data:
+        pytest.skip("set SCORECAL_JUDGE and SCORECAL_STSB to a judge and the data")
+    manifest = Store(FOLDER / name).manifest()
+    judge = TransformersJudge(model, dtype=manifest["identity"]["dtype"])
+    if judge.identity()["revision"] != manifest["identity"]["revision"]:
+        pytest.skip(f"SCORECAL_JUDGE is not the judge of {name}")
+    template = Template(STS)
+    questions = item_questions(template, load_items(STS, data)) + prior_questions(template)
+    plan = make_plan(judge, STS, template, questions, truncate=False)
+    refuse_other_identity(name, manifest["identity"], plan.identity)
+    assert plan.digest == manifest["digest"]
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randperm(2879, generator=generator)[:50].tolist()
+    table = load_table(name, STS)
+    for answer in judge.judge([questions[row].prompt for row in rows]):
+        stored = table.logprobs[rows[answer.index]]
+        assert (stored.exp() - answer.logprobs.double().exp()).abs().max() < 1e-4
+
+
+def test_the_tables_say_where_their_gold_scores_come_from() -> None:
+    text = (FOLDER / "README.md").read_text()
+    assert "CC BY-SA 4.0" in text
+    assert "STS Benchmark" in text
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_manifest_names_no_path(name: str) -> None:
+    text = json.dumps(Store(FOLDER / name).manifest())
+    assert "/root" not in text
+    assert "/home" not in text
