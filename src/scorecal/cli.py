@@ -9,9 +9,11 @@ import warnings
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from jsonargparse import ActionConfigFile, ArgumentError, Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger
 
 from scorecal import resources
 from scorecal.calibration.data import ScoreData
@@ -22,7 +24,8 @@ from scorecal.evaluation.summary import text, write_run
 from scorecal.functional.scaling import expected_score
 from scorecal.judging.elicit import Interrupted, dry_run_text, refuse_other_identity
 from scorecal.judging.elicit import dry_run as run_dry
-from scorecal.judging.records import replacing, write_records
+from scorecal.judging.records import check_suffix, replacing, write_records
+from scorecal.scale import Scale
 
 _SAVED = ("seed_everything", "evaluate_test", "model", "data", "trainer")
 
@@ -127,9 +130,8 @@ class ScoreCLI(LightningCLI):
     def _run_folder(self) -> Path:
         """The CSV logger's folder, or the next `runs/<task>/version_<n>`."""
         if not hasattr(self, "_folder"):
-            given = self.trainer.log_dir if self.trainer.loggers else None
-            if given and Path(given) != Path.cwd():
-                self._folder = Path(given)
+            if isinstance(self.trainer.logger, CSVLogger):
+                self._folder = Path(self.trainer.logger.log_dir)
             else:
                 parent = Path("runs") / self.datamodule.task.name
                 taken = [int(m[1]) for path in parent.glob("version_*")
@@ -162,10 +164,20 @@ class ScoreCLI(LightningCLI):
                 "or `--evaluate_test false`."
             )
 
+    def fit(self, **arguments: Any) -> None:
+        """Train; Lightning exits by itself on Ctrl-C."""
+        try:
+            self.trainer.fit(**arguments)
+        except SystemExit:
+            raise Interrupted("stopped while fitting. Run the same command again.") from None
+
+    def after_instantiate_classes(self) -> None:
+        """One seed for all."""
+        seed = self._settings()["seed_everything"]
+        self.model.seed = 0 if isinstance(seed, bool) else seed
+
     def after_fit(self) -> None:
         """Keep the fitted heads, evaluate them, and say what came out."""
-        if self.trainer.interrupted:
-            raise Interrupted("stopped while fitting. Run the same command again.")
         folder = self._run_folder()
         self._save_config(folder)
         with replacing(folder / "last.ckpt") as partial:
@@ -219,8 +231,6 @@ class ScoreCLI(LightningCLI):
         self.before_fit()
 
     def _same_scale(self, fitted: Fitted) -> None:
-        from scorecal.scale import Scale
-
         labels = list(Scale.parse(self.datamodule.task.scale).labels)
         if labels != fitted.labels or list(self.datamodule.task.values()) != fitted.values.tolist():
             raise ValueError(
@@ -230,10 +240,8 @@ class ScoreCLI(LightningCLI):
 
     def predict(self, ckpt_path: str, output: str, **_: Any) -> None:
         """Score new items."""
-        import torch
-
         target = Path(output)
-        write_records_suffix(target)
+        check_suffix(target)
         fitted = Fitted.from_checkpoint(ckpt_path)
         self._same_scale(fitted)
         if fitted.heads.contrast[fitted.deploy] != 0:
@@ -275,12 +283,6 @@ class ScoreCLI(LightningCLI):
         template, _items, questions = data.questions()
         shown = run_dry(judge, data.task, template, questions, truncate=data.truncate)
         print(json.dumps(shown) if dry_run == "json" else dry_run_text(shown))
-
-
-def write_records_suffix(path: Path) -> None:
-    """Refuse an output file of unknown format before any work is done."""
-    if path.suffix not in (".jsonl", ".csv", ".parquet"):
-        raise ValueError(f"can't write {str(path)!r}: give it the suffix .jsonl, .csv or .parquet.")
 
 
 def _quiet() -> None:

@@ -211,12 +211,12 @@ def test_engine_is_recorded_apart_from_the_identity(tiny):
 
 def test_a_folder_with_a_gguf_is_dequantised_once(tmp_path, monkeypatch, tiny):
     """The conversion itself is tested with a real GGUF; here, that it is not repeated."""
-    from scorecal.judging import transformers as engine
+    from scorecal.judging.weights import cache_folder, fingerprint
 
     file = tmp_path / "judge" / "tiny.gguf"
     file.parent.mkdir()
     file.write_bytes(b"GGUF")
-    target = engine.cache_folder() / "dequantised" / f"{engine._fingerprint(file)}-float32"
+    target = cache_folder() / "dequantised" / f"{fingerprint(file)}-float32"
     shutil.copytree(tiny(), target)
     (target / "scorecal.json").write_text('{"judge": "tiny (dequantised GGUF)", "revision": "r"}')
     for model in (file, file.parent):

@@ -1,5 +1,6 @@
 """Fitted heads outside of training: in a checkpoint, on a page, on new items."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,8 @@ class Fitted:
     temperature_on: str
     prior: str
     identity: dict[str, str]
+    ridges: Float[Tensor, "problems two"]
+    """Of all terms but M, and of M: given or chosen."""
     constant: Float[Tensor, " problems"]
     reference: Float[Tensor, "problems coefficients"]
 
@@ -45,6 +48,7 @@ class Fitted:
             "held_out": self.held_out,
             "temperature_on": self.temperature_on,
             "prior": self.prior,
+            "ridges": self.ridges,
             "constant": self.constant,
             "reference": self.reference,
         }
@@ -68,6 +72,7 @@ class Fitted:
             state["temperature_on"],
             state["prior"],
             state["identity"],
+            state["ridges"],
             state["constant"],
             state["reference"],
         )
@@ -154,11 +159,17 @@ class Fitted:
             "prior_term": one.prior[0].tolist(),
             "delta": one.bias[0].tolist(),
             "bias": one.total_bias()[0].tolist(),
+            "ridge_bias": self.ridges[index, 0].item(),
         }
         if one.contrast.any():
             page["contrast"] = one.contrast.item()
-        if one.mixing.any():
-            page |= {"mixing": one.mixing[0].tolist(), "centre": one.centre[0].tolist()}
+        ridge_mixing = self.ridges[index, 1].item()
+        if one.mixing.any() and math.isfinite(ridge_mixing):  # an infinite ridge is no M
+            page |= {
+                "mixing": one.mixing[0].tolist(),
+                "centre": one.centre[0].tolist(),
+                "ridge_mixing": ridge_mixing,
+            }
         return page
 
 

