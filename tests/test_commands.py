@@ -148,10 +148,11 @@ def test_a_checkpoint_refuses_another_judge(demo, command, tmp_path) -> None:
     new.write_text('{"id": "a", "sentence1": "x", "sentence2": "y"}\n')
     finished = command(
         "predict", "--config", "demo.yaml", "--data.predict_path", new, "--data.task.scale", "0-5",
-        "--data.judge.dtype", "bfloat16", "--ckpt_path", demo / "runs/demo/version_0/last.ckpt",
+        "--data.judge.chat_template", "plain",
+        "--ckpt_path", demo / "runs/demo/version_0/last.ckpt",
     )  # fmt: skip
     assert finished.status == 2
-    assert "its dtype is 'float32', here it is 'bfloat16'" in finished.err
+    assert "its chat_template is" in finished.err
 
 
 def test_dry_run_shows_prompts_and_writes_nothing(demo, command, tmp_path) -> None:
@@ -309,7 +310,7 @@ PAIR = {"sentence1": "a", "sentence2": "b"}
 def test_bad_input_is_one_line_and_status_two(command, tmp_path, arguments, words) -> None:
     rows = logprob_rows()
     _write(tmp_path / "mine.jsonl", rows)
-    _write(tmp_path / "few.jsonl", rows[:3])
+    _write(tmp_path / "few.jsonl", [*rows[:3], rows[-1]])
     _write(tmp_path / "flat.jsonl", [{**row, "score": 2.0} for row in rows])
     _write(tmp_path / "range.jsonl", [*rows[:2], {**rows[2], "score": 7}, *rows[3:]])
     _write(tmp_path / "twice.jsonl", [*rows, rows[0]])
@@ -379,7 +380,7 @@ def test_ctrl_c_while_judging_says_how_to_go_on(command, monkeypatch, tmp_path) 
     def stopped(self: TransformersJudge, *_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(TransformersJudge, "judge", stopped)
+    monkeypatch.setattr(TransformersJudge, "perplexity", stopped)
     rows = [{"id": str(n), "split": "dev" if n else "test", "score": 1, **PAIR} for n in range(9)]
     _write(tmp_path / "pairs.jsonl", rows)
     finished = command("elicit", "--config", "demo.yaml", "--data.path", "pairs.jsonl")

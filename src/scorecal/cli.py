@@ -131,6 +131,7 @@ class ScoreCLI(LightningCLI):
         """The CSV logger's folder, or the next `runs/<task>/version_<n>`."""
         if not hasattr(self, "_folder"):
             if isinstance(self.trainer.logger, CSVLogger):
+                _ = self.trainer.logger.experiment  # it empties the folder when it is made
                 self._folder = Path(self.trainer.logger.log_dir)
             else:
                 parent = Path("runs") / self.datamodule.task.name
@@ -163,6 +164,7 @@ class ScoreCLI(LightningCLI):
                 "no test items to evaluate. Add a test split, or set `--data.folds.outer 5`, "
                 "or `--evaluate_test false`."
             )
+        self.model.build(data)
 
     def fit(self, **arguments: Any) -> None:
         """Train; Lightning exits by itself on Ctrl-C."""

@@ -110,10 +110,12 @@ def fit(
     assistant: Tensor | None = None,
     epochs: int = 50,
     validate: bool = False,
+    seed: int = 0,
     **options,
 ) -> Calibration:
     """A run of Lightning's Trainer, as the command line makes it."""
     module = Calibration(head or HeadSettings(), **options)
+    module.seed = seed
     return train(module, score_data(table, folds, assistant), epochs=epochs, validate=validate)
 
 

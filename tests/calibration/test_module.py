@@ -167,8 +167,9 @@ def test_an_automatic_ridge_weighs_held_out_loss_against_its_distance_from_the_d
         mean, ridge = np.mean(losses), problems.ridge_bias[full].item()
         likelihood = 30 * mean if loss == "nll" else 15 * math.log(mean)
         costs.append(likelihood + math.log10(ridge / RIDGE) ** 2 / 2)
-    assert module.chosen == [int(np.argmin(costs))]
-    close(module.fitted.heads.bias[0], heads.bias[search.full[module.chosen[0]]], atol=0)
+    best = int(np.argmin(costs))
+    assert module.fitted.ridges[0, 0] == module.problems.ridge_bias[search.full[best]]
+    close(module.fitted.heads.bias[0], heads.bias[search.full[best]], atol=0)
 
 
 def test_an_automatic_ridge_on_mixing_is_chosen_from_the_grid_or_switches_mixing_off():

@@ -171,7 +171,7 @@ def fewer_rows(job):
 @pytest.mark.parametrize("change", [other_text, other_id, fewer_rows])
 def test_other_data_in_the_same_folder_are_refused(change, any_store, job, watched):
     change(job)
-    with pytest.raises(ValueError, match=r"made from other texts, ids.*Set `--data.store`"):
+    with pytest.raises(ValueError, match=r"made from other texts or ids.*Set `--data.store`"):
         job.run(watched())
 
 

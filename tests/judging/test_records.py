@@ -27,7 +27,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
         write_records(file, [{"id": "new"}, {"id": object()}])
     assert read_records(file) == [{"id": "old"}]
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
-    with pytest.raises(ValueError, match="can't write .*its suffix is none of"):
+    with pytest.raises(ValueError, match="can't write .*give it one of the suffixes"):
         write_records(tmp_path / "out.txt", [])
 
 

@@ -72,15 +72,22 @@ class Calibration(LightningModule):
     # Building
 
     def setup(self, stage: str) -> None:
-        """Make the problems of the data's splits and a parameter row for each."""
-        if self.searches or self.fitted is not None:
-            return
+        """Make the problems, unless `build` has been called before."""
         if self.trainer.strategy.root_device.type != "cpu":
             raise ValueError(
                 "the head is fitted in float64 on the CPU. Set `--trainer.accelerator cpu`; the "
                 "judge's own device is `data.judge.init_args.device`."
             )
-        data, table = self._data, self._data.read()
+        if not self.searches:
+            self.build(self._data)
+
+    def build(self, data: ScoreData) -> None:
+        """Make the problems of the data's splits and a parameter row for each.
+
+        Raises:
+            ValueError: the data can't be fitted in the way that the configuration asks for.
+        """
+        table = data.read()
         if "mixing" in self.settings.learn and table.censored.any():
             raise ValueError(
                 "the head's M mixes all labels, but some are absent from a top_logprobs list. "
@@ -181,6 +188,9 @@ class Calibration(LightningModule):
             return total
 
         optimizer.step(closure)
+        if self.solver == "lbfgs":
+            assert self.natural.grad is not None
+            self.trainer.should_stop = bool(self.natural.grad.abs().max() < 1e-8)
 
     def _write(self, natural: Tensor) -> None:
         with torch.no_grad():
