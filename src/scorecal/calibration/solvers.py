@@ -139,15 +139,12 @@ def _curvature(
     weights: Float[Tensor, "problems items"],
 ) -> tuple[Float[Tensor, "problems columns columns"], Float[Tensor, "problems columns columns"]]:
     """Hessian of a mean of per-item losses, and its Gauss-Newton part."""
-
-    def project(by_logits: Tensor) -> Tensor:
-        return features.flatten(1, 2).mT @ (by_logits @ features).flatten(1, 2)
-
     probs = logits.softmax(-1)
-    share = (weights / weights.sum(-1, keepdim=True).clamp(min=1))[..., None, None]
+    share = (weights / weights.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(-1)
+    mean_features = _mean_over_levels(features, probs)
     if loss == "nll":
-        fisher = torch.diag_embed(probs) - probs.unsqueeze(-1) * probs.unsqueeze(-2)
-        hessian = project(share * fisher)
+        outer = mean_features.mT @ (share * mean_features)
+        hessian = _diagonal(features, share * probs) - outer
         return hessian, hessian
     # MSE and RPS are squared distances of means E[a] = a·p from targets, MSE with one vector a.
     if loss == "rps":
@@ -158,16 +155,33 @@ def _curvature(
     else:
         vectors, targets = values.unsqueeze(0), gold.unsqueeze(-1)
     means = probs @ vectors.T
-    slopes = probs.unsqueeze(-2) * (vectors - means.unsqueeze(-1))  # ∂ mean / ∂ z
-    gauss_newton = project(2 * share * (slopes.mT @ slopes))
-    pulled = (2 * (means - targets).unsqueeze(-1) * slopes).sum(-2)
-    return gauss_newton + project(share * _mean_curvature(pulled, probs)), gauss_newton
+    width = features.shape[-1]
+    gauss_newton = probs.new_zeros(len(probs), width, width)
+    pulled = torch.zeros_like(probs)
+    for vector, mean, target in zip(vectors, means.unbind(-1), targets.unbind(-1), strict=True):
+        slopes = probs * (vector - mean.unsqueeze(-1))  # ∂ mean / ∂ z
+        jacobian = _mean_over_levels(features, slopes)
+        gauss_newton = gauss_newton + jacobian.mT @ (2 * share * jacobian)
+        pulled += 2 * (mean - target).unsqueeze(-1) * slopes
+    curved = _mean_curvature(features, mean_features, share * pulled)
+    return gauss_newton + curved, gauss_newton
 
 
-def _mean_curvature(pulled: Tensor, probs: Tensor) -> Tensor:
-    """Second derivative by z of a mean a·p whose slopes are p·(a - E[a]), times a factor."""
-    cross = pulled.unsqueeze(-1) * probs.unsqueeze(-2)
-    return torch.diag_embed(pulled) - cross - cross.mT
+def _mean_over_levels(features: Tensor, factors: Tensor) -> Float[Tensor, "problems items columns"]:
+    return (features * factors.unsqueeze(-1)).sum(-2)
+
+
+def _diagonal(features: Tensor, factors: Tensor) -> Float[Tensor, "problems columns columns"]:
+    flat = features.flatten(1, 2)
+    return flat.mT @ (factors.flatten(1, 2).unsqueeze(-1) * flat)
+
+
+def _mean_curvature(
+    features: Tensor, mean_features: Tensor, pulled: Tensor
+) -> Float[Tensor, "problems columns columns"]:
+    """Second derivative of means a·p whose slopes p·(a - E[a]), times a factor, are `pulled`."""
+    cross = _mean_over_levels(features, pulled).mT @ mean_features
+    return _diagonal(features, pulled) - cross - cross.mT
 
 
 def _pearson_curvature(
@@ -188,7 +202,7 @@ def _pearson_curvature(
     gold = gold / (share * gold.square()).sum(-1, keepdim=True).sqrt().clamp(min=1e-9)
     correlation = (share * centred * gold).sum(-1, keepdim=True) / deviation
     slopes = probs * (values - score.unsqueeze(-1))
-    jacobian = (slopes.unsqueeze(-2) @ features).squeeze(-2)
+    jacobian = _mean_over_levels(features, slopes)
 
     def mean(item_weights: Tensor) -> Tensor:
         return ((share * item_weights).unsqueeze(-2) @ jacobian).mT
@@ -199,14 +213,10 @@ def _pearson_curvature(
     along = by_score @ by_score.mT / deviation.square()
     gauss_newton = correlation.clamp(min=0.05) / deviation.square() * (spread - along)
     pull = share * (correlation[..., 0] * centred / deviation[..., 0] - gold) / deviation[..., 0]
-    curved = _mean_curvature(pull.unsqueeze(-1) * slopes, probs)
+    mean_features = _mean_over_levels(features, probs)
+    curved = _mean_curvature(features, mean_features, pull.unsqueeze(-1) * slopes)
     cross = by_gold @ by_score.mT / deviation**3
-    exact = (
-        features.flatten(1, 2).mT @ (curved @ features).flatten(1, 2)
-        + correlation / deviation.square() * (spread - 3 * along)
-        + cross
-        + cross.mT
-    )
+    exact = curved + correlation / deviation.square() * (spread - 3 * along) + cross + cross.mT
     return exact, gauss_newton
 
 

@@ -26,14 +26,14 @@ from scorecal.functional.targets import interpolated_target
 from scorecal.judging.table import Table
 
 RESAMPLES = 2000
-_BLOCK = 3_000_000  # resampled numbers held at once
+_BLOCK = 500_000  # resampled numbers held at once: a few of them fit in a cache
 
 
 class Predictions(NamedTuple):
-    """One method's answers, a row a problem; methods that give scores only have no logits."""
+    """One method's answers, of one problem or all; score-only methods have no logits."""
 
-    score: Float[Tensor, "problems items"]
-    logits: Float[Tensor, "problems items levels"] | None
+    score: Float[Tensor, "*problems items"]
+    logits: Float[Tensor, "*problems items levels"] | None
 
 
 class Truth(NamedTuple):
@@ -157,10 +157,16 @@ def _numbered(groups: list[str]) -> list[int]:
 def _resampled(
     function: Metric, made: Predictions, truth: Truth, rows: Tensor, drawn: Tensor
 ) -> Float[Tensor, " resamples"]:
-    block = max(1, _BLOCK // rows.numel())
-    return torch.cat(
-        [function(made, truth, part.unsqueeze(1) * rows).mean(-1) for part in drawn.split(block)]
-    )
+    """The metric of every resample: mean over the folds, each on its own rows."""
+    folds = []
+    for fold, row in enumerate(rows):
+        own = row.nonzero().flatten()
+        logits = None if made.logits is None else made.logits[fold, own]
+        mine = Predictions(made.score[fold, own], logits)
+        truth_here = Truth(truth.gold[own], truth.target[own], truth.values)
+        parts = drawn[:, own].split(max(1, _BLOCK // len(own)))
+        folds.append(torch.cat([function(mine, truth_here, part) for part in parts]))
+    return torch.stack(folds).mean(0)
 
 
 def _predictions(fitted: Fitted, table: Table, assistant: Tensor) -> dict[str, Predictions]:

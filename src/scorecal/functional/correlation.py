@@ -9,26 +9,38 @@ from jaxtyping import Float, Num
 from torch import Tensor
 
 
+def weighted_sum(
+    values: Num[Tensor, "*#batch items"], weights: Float[Tensor, "*#batch items"]
+) -> Float[Tensor, "*batch"]:
+    """Sum of values times weights; an item of weight 0 is absent, whatever its value."""
+    if values.isfinite().all():
+        if values.dim() == 1:
+            return weights @ values.to(weights.dtype)  # many weights, one sample: one product
+        return (values * weights).sum(-1)
+    return (values * weights).where(weights > 0, 0.0).sum(-1)
+
+
 def pearson(
     x: Num[Tensor, "*#batch items"],
     y: Num[Tensor, "*#batch items"],
     weights: Float[Tensor, "*#batch items"],
 ) -> Float[Tensor, "*batch"]:
     """Weighted Pearson correlation."""
-    # An item of weight 0 is absent: its value, NaN or infinite, must not enter.
-    x, y = x.where(weights > 0, 0.0), y.where(weights > 0, 0.0)
-    total = weights.sum(-1, keepdim=True)
-    x_centred = x - (weights * x).sum(-1, keepdim=True) / total
-    y_centred = y - (weights * y).sum(-1, keepdim=True) / total
-    covariance = (weights * x_centred * y_centred).sum(-1)
-    return covariance / (_spread(x, x_centred, weights) * _spread(y, y_centred, weights))
+    if not (x.isfinite().all() and y.isfinite().all()):
+        x, y = x.where(weights > 0, 0.0), y.where(weights > 0, 0.0)
+    # About the plain mean first: what is left is small against no offset of the data's.
+    x, y = x - x.mean(-1, keepdim=True), y - y.mean(-1, keepdim=True)
+    total = weights.sum(-1)
+    x_mean, y_mean = weighted_sum(x, weights) / total, weighted_sum(y, weights) / total
+    covariance = weighted_sum(x * y, weights) / total - x_mean * y_mean
+    return covariance / (_deviation(x, x_mean, weights) * _deviation(y, y_mean, weights))
 
 
-def _spread(x: Tensor, centred: Tensor, weights: Tensor) -> Tensor:
-    """Root of the weighted sum of squares; NaN where it is no more than rounding noise."""
-    squares = (weights * centred.square()).sum(-1)
-    noise = 1e-28 * (weights * x.square()).sum(-1)
-    return squares.where(squares > noise, torch.nan).sqrt()
+def _deviation(x: Tensor, mean: Tensor, weights: Tensor) -> Tensor:
+    """Standard deviation; NaN where it is no more than rounding noise."""
+    square = weighted_sum(x.square(), weights) / weights.sum(-1)
+    variance = square - mean.square()
+    return variance.where(variance > 1e-13 * square, torch.nan).sqrt()
 
 
 def _mid_ranks(
@@ -50,7 +62,17 @@ def spearman(
     weights: Float[Tensor, "*#batch items"],
 ) -> Float[Tensor, "*batch"]:
     """Spearman's rank correlation with ties averaged."""
-    return pearson(_mid_ranks(x, weights), _mid_ranks(y, weights), weights)
+    total = weights.sum(-1, keepdim=True)
+    # The mean rank on either side is (total + 1) / 2, whatever the ties.
+    x, y = (_mid_ranks(side, weights) - (total + 1) / 2 for side in (x, y))
+    if x.isnan().any() or y.isnan().any():
+        x, y = x.where(weights > 0, 0.0), y.where(weights > 0, 0.0)
+    weighted = weights * x
+    covariance, x_square = (weighted * y).sum(-1), (weighted * x).sum(-1)
+    y_square = (weights * y * y).sum(-1)
+    noise = 1e-26 * total[..., 0] ** 3  # of ranks that are all the same
+    defined = (x_square > noise) & (y_square > noise)
+    return (covariance / (x_square * y_square).sqrt()).where(defined, torch.nan)
 
 
 def kendall(

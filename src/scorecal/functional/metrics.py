@@ -3,13 +3,14 @@
 from jaxtyping import Float
 from torch import Tensor
 
+from scorecal.functional.correlation import weighted_sum
 from scorecal.functional.losses import ranked_probability_score, soft_cross_entropy
 
 
 def _mean(
     values: Float[Tensor, "*#batch items"], weights: Float[Tensor, "*#batch items"]
 ) -> Tensor:
-    return (values * weights).where(weights > 0, 0.0).sum(-1) / weights.sum(-1)
+    return weighted_sum(values, weights) / weights.sum(-1)
 
 
 def mean_squared_error(
