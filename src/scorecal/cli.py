@@ -14,6 +14,7 @@ from jsonargparse import ActionConfigFile, ArgumentError, Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from scorecal import resources
 from scorecal.calibration.data import ScoreData
@@ -155,7 +156,20 @@ class ScoreCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Judge and read the data before a run directory exists: bad input leaves nothing."""
-        data = self.datamodule
+        data, trainer = self.datamodule, self.trainer
+        if trainer.world_size != 1 or trainer.max_epochs == 0 or trainer.limit_train_batches == 0:
+            raise ValueError(
+                "the head is fitted by one process, on all its data, in at least one epoch. Set "
+                "`trainer.devices: 1`, and neither `max_epochs` nor `limit_train_batches` to 0."
+            )
+        if "contrast" in self.model.settings.learn and data.assistant.table is None:
+            raise ValueError(
+                "α can't be learned without an assistant. Set `--data.assistant.table`, or take "
+                "`contrast` out of `model.head.learn`."
+            )
+        checkpoint = self._settings().get("ckpt_path")
+        if checkpoint:
+            Fitted.from_checkpoint(str(checkpoint))
         data.prepare_data()
         data.setup("fit")
         tested = data.folds.outer != 0 or "test" in data.read().splits
@@ -165,6 +179,9 @@ class ScoreCLI(LightningCLI):
                 "or `--evaluate_test false`."
             )
         self.model.build(data)
+        if checkpoint:
+            saved = torch.load(checkpoint, map_location="cpu", weights_only=True)
+            self.model.on_load_checkpoint(saved)
 
     def fit(self, **arguments: Any) -> None:
         """Train; Lightning exits by itself on Ctrl-C."""
@@ -330,7 +347,7 @@ def main(arguments: list[str] | None = None) -> None:
             args=arguments,
         )
         return
-    except (ValueError, ArgumentError, FileExistsError, NotADirectoryError) as error:
+    except (ValueError, ArgumentError, MisconfigurationException) as error:
         status, message = 2, _one_line(error)
         cause: BaseException = error
     except KeyboardInterrupt as error:

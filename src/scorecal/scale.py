@@ -29,11 +29,11 @@ class Scale:
             low, high = (float(part) for part in bounds.split("-"))
             step = float(step_text) if step_text else 1.0
             count = round((high - low) / step) + 1
-            if step <= 0 or count < 2 or abs(low + step * (count - 1) - high) > 1e-9:
+            if step <= 0 or not 2 <= count <= 1001 or abs(low + step * (count - 1) - high) > 1e-9:
                 raise ValueError
         except (ValueError, ZeroDivisionError, OverflowError):
             raise ValueError(
-                f"a scale is `low-high` or `low-high:step`, as 0-5 or 0-10:2, got {text!r}. "
+                f"a scale is `low-high` or `low-high:step` of 2 to 1001 labels, got {text!r}. "
                 "Set `data.task.scale`."
             ) from None
         values = tuple(round(low + step * index, 9) for index in range(count))

@@ -250,3 +250,17 @@ def test_a_cured_preference_for_one_label_is_a_reliable_gain_in_ranking_and_erro
     ranked, erred = verdict(run(replace(table, logprobs=logprobs.log_softmax(-1))))[:2]
     assert erred.startswith("Error: a reliable gain in MSE over")
     assert ranked.startswith("Ranking: a reliable gain in Spearman")
+
+
+def test_one_test_group_gives_figures_but_no_interval():
+    table = make_table(60, seed=7)
+    table.groups = ["only" if split == "test" else key for split, key in zip(
+        table.splits, table.ids, strict=True)]  # fmt: skip
+    evaluation = run(table)
+    point, low, high = evaluation.methods["gain"]["mse"]
+    assert point == point
+    assert low != low
+    assert high != high
+    assert verdict(evaluation) == [
+        "One test group gives no interval: nothing can be said reliably."
+    ]

@@ -105,12 +105,31 @@ class ScoreData(LightningDataModule):
         items = load_items(self.task, self.path, missing_gold=self.missing_gold, roles=roles)
         return template, items, item_questions(template, items) + prior_questions(template)
 
-    def elicit(self) -> Store:
+    def _check_before_judging(self, items: list[Item]) -> None:
+        """Refuse what could not be fitted before hours of judging."""
+        pooled = self.folds.outer > 0
+        gold = [
+            item.gold for item in items if item.gold is not None and (pooled or item.split == "dev")
+        ]
+        if len(gold) < self.folds.inner:
+            raise ValueError(
+                f"{len(gold)} scored dev rows can't make {self.folds.inner} folds. Lower "
+                "`--data.folds.inner`, or add scored items."
+            )
+        if len(set(gold)) == 1:
+            raise ValueError(
+                f"all {len(gold)} dev gold scores are {gold[0]:g}: there is nothing to fit. "
+                "Add items with other scores."
+            )
+
+    def elicit(self, *, to_fit: bool = False) -> Store:
         """Judge the task into a store, or find that it is there."""
         judge = self.named_judge()
         if judge is None:
             raise ValueError("no judge is named. Set `--data.judge.model` to a folder or a hub id.")
         template, items, questions = self.questions()
+        if to_fit:
+            self._check_before_judging(items)
         return elicit(
             judge, self.task, template, items, questions, self.store, truncate=self.truncate
         )
@@ -118,7 +137,7 @@ class ScoreData(LightningDataModule):
     def prepare_data(self) -> None:
         """Fill the store where a judge is named: one command from text to scores."""
         if self.named_judge() is not None and self.prepared is None:
-            self.prepared = self.elicit()
+            self.prepared = self.elicit(to_fit=True)
 
     # Reading
 
@@ -137,6 +156,10 @@ class ScoreData(LightningDataModule):
         self.table = table
 
     def _usable(self, table: Table) -> Table:
+        if set(table.splits) - {"dev", "test"}:
+            ours = torch.tensor([split in ("dev", "test") for split in table.splits])
+            sys.stderr.write(f"left out {int((~ours).sum())} items of other splits\n")
+            table = table.rows(ours)
         keep = ~table.gold.isnan()
         if not keep.all():
             missing = int((~keep).sum())

@@ -52,6 +52,11 @@ class HeadSettings:
 
     def check(self) -> None:
         """Raise ValueError where a number is outside its domain."""
+        for name in ("strength", "temperature", "contrast"):
+            if not abs(getattr(self, name)) <= 1e6:
+                raise ValueError(
+                    f"`model.head.{name}` must lie within ±1e6, got {getattr(self, name)}."
+                )
         for name in ("temperature", "prior_temperature", "prior_prompts"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"`model.head.{name}` must be above 0, got {getattr(self, name)}.")

@@ -59,6 +59,8 @@ class Calibration(LightningModule):
     ) -> None:
         super().__init__()
         head.check()
+        if not lr > 0:
+            raise ValueError(f"`model.lr` must be above 0, got {lr}.")
         self.settings = head
         self.select = select
         self.loss = loss
@@ -95,6 +97,7 @@ class Calibration(LightningModule):
             )
         splits = make_splits(table, data.folds, self.seed)
         for split in splits:
+            partition(table, split.dev, data.folds.inner, data.folds.by, self.seed)
             rows = table.gold[split.dev]
             if len(rows) and (rows == rows[0]).all():
                 raise ValueError(

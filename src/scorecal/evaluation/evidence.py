@@ -134,7 +134,7 @@ def evaluate(
             if predictions.logits is None and metric in ("sdd", "rps"):
                 continue
             points[method] = function(predictions, truth, rows).mean().item()
-            if metric in _POINT_ONLY or math.isnan(points[method]):
+            if metric in _POINT_ONLY or math.isnan(points[method]) or groups.max() == 0:
                 samples[method] = torch.full((1,), math.nan, dtype=torch.float64)
             else:
                 samples[method] = _resampled(function, predictions, truth, rows, drawn)
@@ -175,12 +175,17 @@ def _predictions(fitted: Fitted, table: Table, assistant: Tensor) -> dict[str, P
     normalised = table.logprobs.log_softmax(-1)
     logits = fitted.logits(table.logprobs, assistant)[evaluated]
     reference = [ridge_predict(fitted.reference[index], normalised) for index in fitted.evaluated]
+
+    def scores(z: Tensor) -> Tensor:
+        # Equal distributions must tie: rounding noise would be ranked.
+        return expected_score(z, table.values).round(decimals=10)
+
     return {
         "raw": Predictions(
-            expected_score(normalised, table.values).expand(shape),
+            scores(normalised).expand(shape),
             normalised.expand(*shape, -1),
         ),
-        "calibrated": Predictions(expected_score(logits, table.values), logits),
+        "calibrated": Predictions(scores(logits), logits),
         "constant": Predictions(fitted.constant[evaluated].unsqueeze(-1).expand(shape), None),
         "reference": Predictions(torch.stack(reference), None),
     }
@@ -208,6 +213,8 @@ def verdict(evaluation: Evaluation) -> list[str]:
     """What the intervals say, in sentences."""
     figures = evaluation.methods
     lines = []
+    if math.isnan(figures["gain"]["mse"][1]):
+        return ["One test group gives no interval: nothing can be said reliably."]
     point, low, high = figures["gain"]["spearman"]
     if math.isnan(point):
         lines.append("Ranking: undefined, a prediction or gold is constant.")

@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,36 @@ def elicit(
     if store.is_complete:
         _refresh(store, plan, items)
         return store
+    with _alone(store.folder):
+        return _fill(judge, task, template, plan, store, items, truncate)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Refuse a second process on the same store; a killed one leaves no claim."""
+    from filelock import FileLock, Timeout
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{folder}.lock", timeout=0)
+    try:
+        with lock:
+            yield
+    except Timeout:
+        raise ValueError(
+            f"another process is filling {str(folder)!r}. Wait for it, or set `--data.store`."
+        ) from None
+    Path(lock.lock_file).unlink(missing_ok=True)
+
+
+def _fill(
+    judge: Judge,
+    task: Task,
+    template: Template,
+    plan: Plan,
+    store: Store,
+    items: Sequence[Item],
+    truncate: bool,
+) -> Store:
     if (started := store.plan()) is not None:
         _compare(store, plan, started["identity"], started["digest"])
         # What was begun in other batches goes on in them: parts are numbered by chunk.

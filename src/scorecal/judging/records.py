@@ -44,6 +44,8 @@ def _read_jsonl(path: Path) -> list[Record]:
                 record = json.loads(line)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{str(path)!r} row {number} is not JSON: {error.msg}.") from None
+            except RecursionError:
+                raise ValueError(f"{str(path)!r} row {number} is nested too deeply.") from None
             if not isinstance(record, dict):
                 raise ValueError(f"{str(path)!r} row {number} is not a JSON object.")
             records.append(record)
@@ -52,6 +54,7 @@ def _read_jsonl(path: Path) -> list[Record]:
 
 def _read_csv(path: Path) -> list[Record]:
     with path.open(encoding="utf-8-sig", newline="") as lines:
+        csv.field_size_limit(1 << 30)  # an article is longer than the default cell
         try:
             records = list(csv.DictReader(lines, strict=True))
         except csv.Error as error:

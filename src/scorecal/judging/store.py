@@ -23,6 +23,7 @@ from scorecal.judging.records import replacing
 from scorecal.judging.task import Item
 
 FORMAT = 1
+_FILES = ("items.parquet", "judgements.parquet")
 ITEMS = pa.schema(
     [
         ("id", pa.string()),
@@ -80,15 +81,15 @@ class Store:
             raise ValueError(f"{str(self.folder)!r} {hint}.")
         try:
             manifest = json.loads(path.read_text(encoding="utf-8"))
-            checksums = manifest["files"]
-            written_format = manifest["format"]
-        except (ValueError, KeyError, TypeError):
+            if manifest["format"] != FORMAT:
+                raise ValueError(
+                    f"store {str(self.folder)!r} has format {manifest['format']}, this version "
+                    f"reads {FORMAT}. Elicit it again."
+                )
+            checksums = {name: manifest["files"][name] for name in _FILES}
+            _ = manifest["identity"], manifest["digest"], manifest["scales"], manifest["engine"]
+        except (json.JSONDecodeError, KeyError, TypeError):
             raise ValueError(f"{str(path)!r} is damaged. Elicit the store again.") from None
-        if written_format != FORMAT:
-            raise ValueError(
-                f"store {str(self.folder)!r} has format {written_format}, this version reads "
-                f"{FORMAT}. Elicit it again."
-            )
         for name, checksum in checksums.items():
             file = self.folder / name
             if name != unchecked and not (file.is_file() and file_checksum(file) == checksum):
@@ -111,7 +112,14 @@ class Store:
     def plan(self) -> dict[str, Any] | None:
         """The plan of an unfinished store."""
         path = self.folder / "plan.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            plan = json.loads(path.read_text(encoding="utf-8"))
+            _ = plan["identity"], plan["digest"], plan["chunks"]
+        except (json.JSONDecodeError, KeyError, TypeError):
+            raise ValueError(f"{str(path)!r} is damaged. Delete its folder, elicit anew.") from None
+        return plan
 
     def begin(self, plan: dict[str, Any]) -> None:
         """Fix the plan that parts follow, before the first forward pass."""
@@ -154,8 +162,7 @@ class Store:
         rows = [{name: getattr(item, name) for name in ITEMS.names} for item in items]
         with replacing(self.folder / "items.parquet") as partial:
             pq.write_table(pa.Table.from_pylist(rows, ITEMS), partial, compression="zstd")
-        names = ("items.parquet", "judgements.parquet")
-        files = {name: file_checksum(self.folder / name) for name in names}
+        files = {name: file_checksum(self.folder / name) for name in _FILES}
         _write_json(self.folder / "manifest.json", {**manifest, "files": files})
 
 

@@ -1,6 +1,7 @@
 """Label log-probabilities in memory, whether a judge or the user's own file gave them."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from scorecal import resources
 from scorecal.judging.priors import Evidence
 from scorecal.judging.records import Record, read_records
 from scorecal.judging.store import Store
-from scorecal.judging.task import Task, read_gold
+from scorecal.judging.task import Task, cell_or, read_gold
 from scorecal.scale import Scale
 
 
@@ -73,7 +74,7 @@ def load_table(name: str, task: Task) -> Table:
         return table_from_store(Store(folder), task)
     if Path(name).suffix in (".jsonl", ".csv", ".parquet"):
         return table_from_file(Path(name), task)
-    shipped = ", ".join(resources.names("tables", "*")) or "none"
+    shipped = ", ".join(resources.names("tables", "*-*")) or "none"
     raise ValueError(
         f"no table {name!r}. Set `--data.table` to a store folder, a file of log-probabilities "
         f"or a shipped table ({shipped}), or name a judge with `--data.judge.model`."
@@ -155,13 +156,18 @@ def table_from_file(path: Path, task: Task, *, new: bool = False) -> Table:
             )
         mass.append(math.nan if any(absent) else known)
         gold.append(_file_gold(record, task, values, where, new))
-    ids = [str(record.get("id", number)) for number, record in enumerate(records, 1)]
-    for key in ids:
-        if len(set(ids)) < len(ids) and ids.count(key) > 1:
-            raise ValueError(f"{str(path)!r}: the id {key!r} stands twice. Make ids unique.")
+    ids = [cell_or(record.get("id"), str(number)) for number, record in enumerate(records, 1)]
+    key, count = Counter(ids).most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"{str(path)!r}: the id {key!r} stands twice. Make ids unique.")
     splits = [_role(str(record.get("split", "dev")), task) for record in records]
     column = task.group or "group"
-    groups = [str(record.get(column, key)) for record, key in zip(records, ids, strict=True)]
+    if task.group and task.group not in records[0]:
+        raise ValueError(
+            f"{str(path)!r} has no column {task.group!r}, which `data.task.group` names; it has "
+            f"{', '.join(map(str, records[0]))}."
+        )
+    groups = [cell_or(record.get(column), key) for record, key in zip(records, ids, strict=True)]
     return Table(
         path.name,
         ids,
@@ -198,7 +204,7 @@ def _file_gold(
 def _number(cell: Any, where: str, label: str) -> float:
     try:
         value = float(cell)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = math.nan
     if math.isnan(value) or value > 1e-6:
         raise ValueError(

@@ -52,6 +52,12 @@ class Task:
     scale: str = "0-5"
     orders: Literal["none"] = "none"
 
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w.-]+", self.name) or self.name.startswith("."):
+            raise ValueError(
+                f"`data.task.name` names folders: letters, digits, - and _, got {self.name!r}."
+            )
+
     def values(self) -> tuple[float, ...]:
         """The labels' values in gold's units."""
         values = Scale.parse(self.scale).values
@@ -276,10 +282,18 @@ def _items(
         gold = None
         if role != "new":
             gold = read_gold(record[task.gold], task, values, where, missing_gold)
-        key = str(record.get("id", f"{role}-{number - 1}"))
-        group = str(record[task.group]) if task.group else key
+        key = cell_or(record.get("id"), f"{role}-{number - 1}")
+        group = cell_or(record[task.group], key) if task.group else key
+        for text in (key, group, *fields.values()):
+            if not text.isprintable() and any("\ud800" <= sign <= "\udfff" for sign in text):
+                raise ValueError(f"{where} holds half of a surrogate pair, which is no text.")
         items.append(Item(key, group, role, gold, False, fields, where))
     return items
+
+
+def cell_or(cell: Any, default: str) -> str:
+    """A cell as text, or the default where it is absent."""
+    return default if cell is None or cell == "" else str(cell)
 
 
 def read_gold(
@@ -292,7 +306,9 @@ def read_gold(
     """
     try:
         gold = math.nan if cell is None or cell == "" else float(cell) * task.gold_factor
-    except (TypeError, ValueError):
+        if isinstance(cell, bool):
+            raise TypeError
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{where}: the gold score {cell!r} is not a number.") from None
     if math.isnan(gold):
         if missing_gold == "error":

@@ -49,6 +49,17 @@ class PromptTokenizer:
         """The chat template's text before and after the user's words."""
         if self._plain:
             return "", ""
+        import jinja2
+
+        try:
+            return self._rendered_frame()
+        except jinja2.TemplateError as error:
+            raise ValueError(
+                f"the chat template of judge {self._model!r} can't be rendered: {error}. "
+                "Set `data.judge.init_args.chat_template`."
+            ) from None
+
+    def _rendered_frame(self) -> tuple[str, str]:
         text = self._tokenizer.apply_chat_template(
             [{"role": "user", "content": _SENTINEL}],
             # A template that prints today's date or starts to think would make another judge.

@@ -124,6 +124,8 @@ class TransformersJudge(Judge):
         device = self.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise ValueError("there is no CUDA device. Set `data.judge.init_args.device: auto`.")
         return network.eval().requires_grad_(False).to(device)
 
     def identity(self) -> dict[str, str]:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import struct
 import sys
 from pathlib import Path
 
@@ -130,7 +131,7 @@ def dequantised(gguf: Path, dtype: str) -> Path:
         origin = {"judge": f"{name} (dequantised GGUF)", "revision": revision}
         (partial / "scorecal.json").write_text(json.dumps(origin), encoding="utf-8")
         partial.rename(target)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, LookupError, ImportError, RuntimeError, struct.error) as error:
         if (target / "scorecal.json").exists():  # another process was faster
             return target
         reason = str(error).strip().splitlines()[0]
