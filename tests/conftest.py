@@ -5,9 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import hypothesis
 import pytest
 
 from scorecal.cli import main
+
+
+# The same examples on every run, however slow the machine is.
+hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
+hypothesis.settings.load_profile("repeatable")
 
 
 class Finished(NamedTuple):

@@ -33,8 +33,8 @@ class Scale:
                 raise ValueError
         except (ValueError, ZeroDivisionError, OverflowError):
             raise ValueError(
-                f"a scale is `low-high` or `low-high:step` of 2 to 1001 labels, got {text!r}. "
-                "Set `data.task.scale`."
+                "a scale is `low-high` or `low-high:step` of 2 to 1001 labels, as 0-5, "
+                f"got {text!r}. Set `data.task.scale`."
             ) from None
         values = tuple(round(low + step * index, 9) for index in range(count))
         return cls(text, tuple(f"{value:.10g}" for value in values), values)
