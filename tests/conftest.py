@@ -10,7 +10,6 @@ import pytest
 
 from scorecal.cli import main
 
-
 # The same examples on every run, however slow the machine is.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("repeatable")
