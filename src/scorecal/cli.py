@@ -246,7 +246,6 @@ class ScoreCLI(LightningCLI):
         """Read the data first, as in `before_fit`."""
         if not self._settings().get("ckpt_path"):
             raise ValueError("no checkpoint is named. Set `--ckpt_path` to a run's last.ckpt.")
-        Fitted.from_checkpoint(self._settings()["ckpt_path"])
         self.before_fit()
 
     def _same_scale(self, fitted: Fitted) -> None:

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from scorecal.calibration.folds import Folds
+from scorecal.calibration.folds import Folds, refuse_constant
 from scorecal.calibration.head import Problems
 from scorecal.judging.elicit import elicit
 from scorecal.judging.judge import Judge
@@ -116,11 +116,7 @@ class ScoreData(LightningDataModule):
                 f"{len(gold)} scored dev rows can't make {self.folds.inner} folds. Lower "
                 "`--data.folds.inner`, or add scored items."
             )
-        if len(set(gold)) == 1:
-            raise ValueError(
-                f"all {len(gold)} dev gold scores are {gold[0]:g}: there is nothing to fit. "
-                "Add items with other scores."
-            )
+        refuse_constant(gold)
 
     def elicit(self, *, to_fit: bool = False) -> Store:
         """Judge the task into a store, or find that it is there."""

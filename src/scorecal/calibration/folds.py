@@ -87,6 +87,15 @@ def make_splits(table: Table, folds: Folds, seed: int) -> list[Split]:
     return [*splits, Split("deploy", everything, ~everything)]
 
 
+def refuse_constant(gold: Sequence[float]) -> None:
+    """Raise ValueError where all gold scores of a dev part are the same."""
+    if len(set(gold)) == 1:
+        raise ValueError(
+            f"all {len(gold)} dev gold scores are {gold[0]:g}: there is nothing to fit. "
+            "Add items with other scores."
+        )
+
+
 def partition(
     table: Table, rows: Bool[Tensor, " items"], count: int, by: str, seed: int
 ) -> list[Bool[Tensor, " items"]]:

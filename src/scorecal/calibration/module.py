@@ -18,6 +18,7 @@ from scorecal.calibration.folds import (
     make_problems,
     make_splits,
     partition,
+    refuse_constant,
 )
 from scorecal.calibration.head import (
     RIDGE,
@@ -98,12 +99,7 @@ class Calibration(LightningModule):
         splits = make_splits(table, data.folds, self.seed)
         for split in splits:
             partition(table, split.dev, data.folds.inner, data.folds.by, self.seed)
-            rows = table.gold[split.dev]
-            if len(rows) and (rows == rows[0]).all():
-                raise ValueError(
-                    f"all {len(rows)} dev gold scores are {rows[0]:g}: there is nothing to fit. "
-                    "Add items with other scores."
-                )
+            refuse_constant(table.gold[split.dev].tolist())
         self.problems, self.searches = make_problems(
             table, splits, data.folds, self.settings, self.select, self.seed
         )
