@@ -293,7 +293,10 @@ class ScoreCLI(LightningCLI):
         """Fill a store, or show what would be asked."""
         data = self.datamodule
         if dry_run is None:
-            print(data.elicit().folder)
+            ranks = self.trainer if self.trainer.world_size > 1 else None
+            folder = data.elicit(ranks=ranks).folder
+            if self.trainer.is_global_zero:
+                print(folder)
             return
         judge = data.named_judge()
         if judge is None:

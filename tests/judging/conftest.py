@@ -35,14 +35,14 @@ class _Watched(TransformersJudge):
     """Counts the chunks it judges and is interrupted after `patience` of them."""
 
     def __init__(self, model, patience=None, **options):
-        super().__init__(model, **{"dtype": "float32", "batch_tokens": 700, **options})
+        super().__init__(model, **{"dtype": "float32", "batch_tokens": 150, **options})
         self.patience, self.chunks_judged = patience, 0
 
-    def judge(self, prompts, *, truncate=False):
+    def judge_chunk(self, prompts, encoded, cuts=()):
         if self.chunks_judged == self.patience:
             raise KeyboardInterrupt
         self.chunks_judged += 1
-        return super().judge(prompts, truncate=truncate)
+        return super().judge_chunk(prompts, encoded, cuts)
 
 
 class _Job:
@@ -178,6 +178,17 @@ def save_network(folder: Path, family: str, seed: int = 0) -> None:
         ),
         "phi": lambda: transformers.PhiConfig(**common),  # its LM head has a bias
         "granite": lambda: transformers.GraniteConfig(**common, logits_scaling=8.0),
+        "mistral": lambda: transformers.MistralConfig(**common, sliding_window=8),
+        "gpt2": lambda: transformers.GPT2Config(
+            vocab_size=416, n_embd=32, n_layer=2, n_head=4, n_positions=512, initializer_range=0.1
+        ),
+        "gpt_oss": lambda: transformers.GptOssConfig(
+            **common, **windows, num_local_experts=2, num_experts_per_tok=1
+        ),
+        # Positions enter its attention in a way of its own: rows can't be packed.
+        "bloom": lambda: transformers.BloomConfig(
+            vocab_size=416, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.1
+        ),
     }[family]()
     torch.manual_seed(seed)
     network = transformers.AutoModelForCausalLM.from_config(config)

@@ -26,7 +26,7 @@ def test_a_dry_run_shows_every_prompt_as_tokenised_and_writes_nothing(
     assert [row["id"] for row in shown["items"]] == [item.id for item in items]
     everything = [row for kind in lengths for row in shown[kind]]
     encoded = judge.encode([question.prompt for question in questions])
-    assert [row["input_ids"] for row in everything] == [row.input_ids for row in encoded]
+    assert [row["input_ids"] for row in everything] == [list(row.input_ids) for row in encoded]
     for row in everything:
         assert row["text"].startswith("<|endoftext|><|im_start|>user\n")
         assert row["text"].endswith("<|im_end|>\n<|im_start|>assistant\n")
@@ -36,9 +36,13 @@ def test_a_dry_run_shows_every_prompt_as_tokenised_and_writes_nothing(
     assert [row["id"] for row in shown["content_free"]] == ["N/A", "[MASK]", ""]
     assert list(shown["labels"]) == list("012345")
     assert shown["labels"]["3"] == judge.label_ids(questions[0].prompt)[3]
-    assert shown["counts"] == {
-        "prompts": 14, "prompt_tokens": sum(len(row["input_ids"]) for row in shown["items"]),
-    }  # fmt: skip
+    rows = [row["input_ids"] for row in shown["items"]]
+    trie = {tuple(row[:length]) for row in rows for length in range(1, len(row) + 1)}
+    counts = shown["counts"]
+    assert counts["prompts"] == 14
+    assert counts["prompt_tokens"] == sum(map(len, rows))
+    assert counts["trie_tokens"] == len(trie)
+    assert len(trie) <= counts["tokens_computed"] < counts["prompt_tokens"]
     assert shown["seconds"] is None
 
 
@@ -60,7 +64,9 @@ def test_the_text_of_a_dry_run_shows_two_prompts_of_each_kind(job, watched):
         assert text.count(f"--- {kind} ") == 2
         assert shown[kind][1]["text"] in text
     assert f"3: {shown['labels']['3']}" in text
-    assert f"14 items, {shown['counts']['prompt_tokens']} prompt tokens" in text
+    assert f"14 prompts, {shown['counts']['prompt_tokens']} prompt tokens, " in text
+    assert f"{shown['counts']['trie_tokens']} without repeated beginnings, " in text
+    assert f"{shown['counts']['tokens_computed']} to compute" in text
     assert "not known, no rate measured yet" in text
     assert "about 12" in dry_run_text({**shown, "seconds": 12.3})
 

@@ -91,7 +91,8 @@ def test_a_base_model_must_be_told_to_go_without_a_template(tiny, ask):
         TransformersJudge(folder).encode(ask(1))
     [encoded] = TransformersJudge(folder, chat_template="plain").encode(ask(1, cue=" It is"))
     prompt = ask(1)[0]
-    assert encoded.text == f"<|endoftext|>{prompt.before}{prompt.item}{prompt.after} It is"
+    judge = TransformersJudge(folder, chat_template="plain")
+    assert judge.decode(encoded) == f"<|endoftext|>{prompt.before}{prompt.item}{prompt.after} It is"
 
 
 @pytest.mark.parametrize(("family", "first"), [("llama", [0]), ("qwen2", [])])
@@ -121,7 +122,7 @@ def test_a_chat_template_of_ones_own_is_used_and_part_of_the_identity(tiny, ask,
     file = tmp_path / "own.jinja"
     file.write_text("Q: {{ messages[0]['content'] }}<|im_end|>A:", encoding="utf-8")
     own, shipped = TransformersJudge(tiny(), chat_template=str(file)), TransformersJudge(tiny())
-    assert own.encode(ask(1))[0].text.startswith("Q: Rate how similar")
+    assert own.decode(own.encode(ask(1))[0]).startswith("Q: Rate how similar")
     assert own.identity()["chat_template"] != shipped.identity()["chat_template"]
 
 
@@ -148,8 +149,8 @@ def test_a_template_that_prints_the_date_is_the_same_judge_tomorrow(tiny, ask, t
     file.write_text(
         "\nIt is {{ strftime_now('%Y %H:%M:%S') }}. {{ messages[0]['content'] }}<|im_end|>"
     )
-    [encoded] = TransformersJudge(tiny(), chat_template=str(file)).encode(ask(1))
-    assert encoded.text.startswith("\nIt is 2025-01-01. Rate")
+    judge = TransformersJudge(tiny(), chat_template=str(file))
+    assert judge.decode(judge.encode(ask(1))[0]).startswith("\nIt is 2025-01-01. Rate")
 
 
 # Identity

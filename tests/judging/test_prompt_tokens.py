@@ -40,13 +40,14 @@ def test_prompts_are_tokenised_as_the_chat_template_does(family, tiny, ask):
     ]  # fmt: skip
     judge = TransformersJudge(tiny(family))
     for prompt, encoded in zip(prompts, judge.encode(prompts), strict=True):
-        assert encoded.input_ids == rendered(tiny(family), prompt)
-        assert prompt.item in encoded.text
+        assert list(encoded.input_ids) == rendered(tiny(family), prompt)
+        assert prompt.item in judge.decode(encoded)
 
 
 def test_the_cue_begins_the_assistants_turn(tiny, ask):
-    [encoded] = TransformersJudge(tiny()).encode(ask(1, cue="Score: "))
-    assert encoded.text.endswith("\nScore:<|im_end|>\n<|im_start|>assistant\nScore: ")
+    judge = TransformersJudge(tiny())
+    [encoded] = judge.encode(ask(1, cue="Score: "))
+    assert judge.decode(encoded).endswith("\nScore:<|im_end|>\n<|im_start|>assistant\nScore: ")
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
@@ -66,7 +67,7 @@ def test_a_control_token_in_an_item_stays_text(family, attack, tiny):
     clean, attacked = (Prompt("Rate:\n", text, "\nScore:", "", LABELS) for text in ("x", attack))
     [plain], [encoded] = judge.encode([clean]), judge.encode([attacked])
     assert control_ids(folder, encoded.input_ids) == control_ids(folder, plain.input_ids)
-    assert f"Rate:\n{attack}\nScore:" in encoded.text
+    assert f"Rate:\n{attack}\nScore:" in judge.decode(encoded)
     # Attacked or not, the frame is the same.
     tokenizer = tokenizer_of(folder)
     assert tokenizer.decode(encoded.input_ids) == tokenizer.decode(plain.input_ids).replace(
@@ -89,7 +90,7 @@ def test_control_tokens_stay_text_without_a_template_too(tiny):
     judge = TransformersJudge(tiny("llama"), chat_template="plain")
     [encoded] = judge.encode([Prompt("Rate: ", "a<|im_end|>b", "", "", LABELS)])
     assert control_ids(tiny("llama"), encoded.input_ids) == [0]
-    assert encoded.text == "<|endoftext|>Rate: a<|im_end|>b"
+    assert judge.decode(encoded) == "<|endoftext|>Rate: a<|im_end|>b"
 
 
 def test_a_tokenizer_that_cannot_spell_its_control_token_refuses_the_row(tiny, tmp_path):
@@ -138,9 +139,10 @@ def test_a_prompt_longer_than_the_context_is_refused_by_its_row(scale, room, tin
 @pytest.mark.parametrize("words", ["old boat ", "7", "犬", "<|im_end|> "])
 def test_truncation_cuts_the_end_of_the_item_and_never_the_question(words, tiny, ask):
     prompt = ask(1, cue="So:")[0]._replace(item=words * 600)
-    [encoded] = TransformersJudge(tiny()).encode([prompt], truncate=True)
+    judge = TransformersJudge(tiny())
+    [encoded] = judge.encode([prompt], truncate=True)
     assert 490 <= len(encoded.input_ids) <= 511
-    before, _, rest = encoded.text.partition("Rate how similar, 0-5.\n\n")
+    before, _, rest = judge.decode(encoded).partition("Rate how similar, 0-5.\n\n")
     item, _, after = rest.rpartition("\nScore:<|im_end|>\n<|im_start|>assistant\nSo:")
     assert before == "<|im_start|>user\n"
     assert after == ""

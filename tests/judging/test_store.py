@@ -80,10 +80,10 @@ def test_a_store_is_read_back_as_a_table(job, watched, make_job, finished):
 def test_out_of_memory_is_recorded_in_the_manifest(job, watched, unbroken, monkeypatch):
     whole = TransformersJudge._label_logprobs
 
-    def small(self, rows, trees):
-        if len(rows) > 4:
+    def small(self, work, cuts):
+        if len(work) > 4:
             raise torch.OutOfMemoryError
-        return whole(self, rows, trees)
+        return whole(self, work, cuts)
 
     monkeypatch.setattr(TransformersJudge, "_label_logprobs", small)
     judge = watched()
@@ -112,12 +112,10 @@ def test_a_judge_without_prompt_logprobs_says_that_all_prompts_count(
 def test_a_plan_knows_the_same_job_again(job, watched):
     first, again = (job.plan(watched()) for _ in range(2))
     assert first.summary() == again.summary()
-    assert sorted(index for chunk in first.chunks for index in chunk) == list(range(33))
-    lengths = [len(row.input_ids) for row in first.encoded]
-    for chunk in first.chunks:
-        assert len(chunk) == 1 or len(chunk) * max(lengths[index] for index in chunk) <= 700
-    ordered = [lengths[index] for chunk in first.chunks for index in chunk]
-    assert ordered == sorted(ordered, reverse=True)
+    order = [index for chunk in first.chunks for index in chunk.prompts]
+    assert sorted(order) == list(range(33))
+    rows = [first.encoded[index].input_ids for index in order]
+    assert rows == sorted(rows)  # neighbours have long beginnings in common
     other = job.plan(watched(batch_tokens=900))
     assert other.digest == first.digest
     assert other.chunks != first.chunks

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -118,8 +118,13 @@ class ScoreData(LightningDataModule):
             )
         refuse_constant(gold)
 
-    def elicit(self, *, to_fit: bool = False) -> Store:
-        """Judge the task into a store, or find that it is there."""
+    def elicit(self, *, to_fit: bool = False, ranks: Trainer | None = None) -> Store:
+        """Judge the task into a store, or find that it is there.
+
+        Args:
+            to_fit: refuse what could not be fitted before judging it.
+            ranks: a trainer whose processes share the work.
+        """
         judge = self.named_judge()
         if judge is None:
             raise ValueError("no judge is named. Set `--data.judge.model` to a folder or a hub id.")
@@ -127,8 +132,9 @@ class ScoreData(LightningDataModule):
         if to_fit:
             self._check_before_judging(items)
         return elicit(
-            judge, self.task, template, items, questions, self.store, truncate=self.truncate
-        )
+            judge, self.task, template, items, questions, self.store,
+            truncate=self.truncate, trainer=ranks,
+        )  # fmt: skip
 
     def prepare_data(self) -> None:
         """Fill the store where a judge is named: one command from text to scores."""

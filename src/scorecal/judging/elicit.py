@@ -1,17 +1,18 @@
 """Run a judge over a task, once, into a store."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from scorecal.judging.judge import Judge, Unsupported
-from scorecal.judging.plan import Plan, Question, make_plan, scale_entry
+from scorecal.judging.judge import Chunk, Judge, Unsupported
+from scorecal.judging.plan import Plan, Question, counts_of, make_plan, scale_entry
 from scorecal.judging.records import replacing
 from scorecal.judging.store import Store, file_checksum
 from scorecal.judging.task import Item, Task, Template
@@ -33,6 +34,7 @@ def elicit(
     folder: str = "",
     *,
     truncate: bool = False,
+    trainer: Any = None,
 ) -> Store:
     """Judge all questions into a store, or go on with an unfinished one.
 
@@ -44,6 +46,8 @@ def elicit(
         questions: all prompts, in the store's order.
         folder: where; by default `stores/<task>-<judge>-<hash of identity and prompts>`.
         truncate: cut items that are longer than the judge's context.
+        trainer: a Lightning trainer whose processes share the chunks; by default this process
+            judges them all.
 
     Raises:
         ValueError: the folder holds another judge's or another data set's judgements.
@@ -51,11 +55,13 @@ def elicit(
     """
     plan = make_plan(judge, task, template, questions, truncate=truncate)
     store = Store(Path(folder) if folder else default_folder(task, plan))
-    if store.is_complete:
-        _refresh(store, plan, items)
-        return store
-    with _alone(store.folder):
-        return _fill(judge, task, template, plan, store, items, truncate)
+    first = trainer is None or trainer.global_rank == 0
+    with _alone(store.folder) if first else contextlib.nullcontext():
+        if store.is_complete:
+            if first:
+                _refresh(store, plan, items)
+            return store
+        return _fill(judge, task, template, plan, store, items, trainer)
 
 
 @contextlib.contextmanager
@@ -82,36 +88,71 @@ def _fill(
     plan: Plan,
     store: Store,
     items: Sequence[Item],
-    truncate: bool,
+    trainer: Any,
 ) -> Store:
+    first = trainer is None or trainer.global_rank == 0
     if (started := store.plan()) is not None:
         _compare(store, plan, started["identity"], started["digest"])
         # What was begun in other batches goes on in them: parts are numbered by chunk.
-        plan = plan._replace(chunks=started["chunks"])
-    elif store.is_foreign:
+        plan = plan._replace(chunks=[Chunk(**chunk) for chunk in started["chunks"]])
+    elif first and store.is_foreign:
         raise ValueError(
             f"{str(store.folder)!r} is not empty and no store. Set `--data.store` to a new folder."
         )
-    else:
+    elif first:
         store.begin(plan.summary())
+    job = _Job(judge, task, plan, store)
+    if first:
+        counts = counts_of(plan.encoded, plan.chunks)
+        sys.stderr.write(announcement(counts, expectation(judge, plan)) + "\n")
     try:
-        _judge_chunks(judge, task, plan, store, truncate)
-    except KeyboardInterrupt:
-        done = sum(map(store.has_part, range(len(plan.chunks))))
+        if trainer is None:
+            job.run()
+        else:
+            from scorecal.judging.ranks import run
+
+            run(trainer, job)
+    except (KeyboardInterrupt, SystemExit):  # Lightning turns Ctrl-C into an exit
         raise Interrupted(
-            f"stopped with {done} of {len(plan.chunks)} chunks judged. "
+            f"stopped with {job.done()} of {len(plan.chunks)} chunks judged. "
             "Run the same command to go on."
         ) from None
-    order = [index for chunk in plan.chunks for index in chunk]
-    manifest = {
-        "task": task.name,
-        "identity": plan.identity,
-        "digest": plan.digest,
-        "engine": judge.engine(),
-        "scales": {task.scale: scale_entry(task, template)},
-    }
-    store.finish(len(plan.chunks), order, items, manifest)
+    if first:
+        order = [index for chunk in plan.chunks for index in chunk.prompts]
+        manifest = {
+            "task": task.name,
+            "identity": plan.identity,
+            "digest": plan.digest,
+            "engine": judge.engine(),
+            "scales": {task.scale: scale_entry(task, template)},
+        }
+        store.finish(len(plan.chunks), order, items, manifest)
     return store
+
+
+def announcement(counts: dict[str, int], expected: dict[str, float]) -> str:
+    """One line on a job: how much it is and what it will take."""
+    words = {
+        "prompts": "prompts",
+        "prompt_tokens": "prompt tokens",
+        "trie_tokens": "without repeated beginnings",
+        "tokens_computed": "to compute",
+    }
+    parts = [f"{counts[name]} {word}" for name, word in words.items() if name in counts]
+    if "seconds" in expected:
+        parts.append(f"about {expected['seconds']:.0f} s")
+    if "cost" in expected:
+        parts.append(f"about ${expected['cost']:.2f}")
+    return ", ".join(parts)
+
+
+def expectation(judge: Judge, plan: Plan) -> dict[str, float]:
+    """What the engine says a job will take, else what this judge took here before."""
+    expected = judge.expected(plan.chunks, plan.encoded)
+    rate = _rates().get(_rate_key(plan.identity))
+    if "seconds" not in expected and rate:
+        expected["seconds"] = sum(map(plan.weight, range(len(plan.chunks)))) / rate
+    return expected
 
 
 def default_folder(task: Task, plan: Plan) -> Path:
@@ -151,87 +192,101 @@ def refuse_other_identity(owner: str, has: dict[str, str], needed: dict[str, str
             )
 
 
-def _judge_chunks(judge: Judge, task: Task, plan: Plan, store: Store, truncate: bool) -> None:
-    todo = [number for number in range(len(plan.chunks)) if not store.has_part(number)]
-    lengths = [len(row.input_ids) for row in plan.encoded]
-    perplexity = _perplexity(judge, plan.questions) if todo else {}
-    started, tokens, prompts = time.monotonic(), 0, 0
-    with _progress() as progress:
-        bar = progress.add_task(
-            "judging", total=sum(lengths), completed=0, prompts="", rate="starting"
-        )
-        for number, chunk in enumerate(plan.chunks):
-            if number not in todo:
-                progress.advance(bar, sum(lengths[index] for index in chunk))
-        progress.update(bar, prompts=f"{len(plan.chunks) - len(todo)}/{len(plan.chunks)} chunks")
-        for done, number in enumerate(todo, 1):
-            chunk = plan.chunks[number]
-            _judge_chunk(judge, task, plan, store, number, perplexity, truncate)
-            tokens += sum(lengths[index] for index in chunk)
-            prompts += len(chunk)
-            seconds = time.monotonic() - started
-            progress.update(
-                bar,
-                advance=sum(lengths[index] for index in chunk),
-                prompts=f"{len(plan.chunks) - len(todo) + done}/{len(plan.chunks)} chunks",
-                rate=f"{prompts / seconds:.1f} prompts/s, {tokens / seconds:.0f} tokens/s",
+class _Job:
+    """The chunks of one plan, each judged into its part of the store."""
+
+    def __init__(self, judge: Judge, task: Task, plan: Plan, store: Store) -> None:
+        self.judge, self.task, self.plan, self.store = judge, task, plan, store
+        self.tokens = self.prompts = 0
+        """Judged by this process."""
+
+    def done(self) -> int:
+        """Chunks on disk."""
+        return sum(map(self.store.has_part, range(len(self.plan.chunks))))
+
+    def run(self) -> None:
+        """Judge what is not on disk yet, with a progress bar."""
+        chunks = range(len(self.plan.chunks))
+        with self.progress() as advance:
+            for number in chunks:
+                if not self.store.has_part(number):
+                    self.write(number, *self.rows(number))
+                advance()
+
+    @contextlib.contextmanager
+    def progress(self) -> Iterator[Callable[[], None]]:
+        """A progress bar; call what it gives after each chunk."""
+        started, numbers = time.monotonic(), range(len(self.plan.chunks))
+        with _progress() as progress:
+            bar = progress.add_task(
+                "judging", total=sum(map(self.plan.weight, numbers)), prompts="", rate="starting"
             )
-    if todo:
-        seconds = time.monotonic() - started
-        remember_rate(plan.identity, tokens / seconds)
-        sys.stderr.write(
-            f"judged {prompts} prompts, {tokens} tokens in {seconds:.0f} s "
-            f"({prompts / seconds:.1f} prompts/s)\n"
-        )
 
+            def advance() -> None:
+                done = [number for number in numbers if self.store.has_part(number)]
+                seconds = time.monotonic() - started
+                progress.update(
+                    bar,
+                    completed=sum(map(self.plan.weight, done)),
+                    prompts=f"{len(done)}/{len(numbers)} chunks",
+                    rate=f"{self.prompts / seconds:.1f} prompts/s, "
+                    f"{self.tokens / seconds:.0f} tokens/s",
+                )
 
-def _judge_chunk(
-    judge: Judge,
-    task: Task,
-    plan: Plan,
-    store: Store,
-    number: int,
-    perplexity: dict[str, float],
-    truncate: bool,
-) -> None:
-    chunk = plan.chunks[number]
-    before = len(judge.halved)
-    prompts = [plan.questions[index].prompt for index in chunk]
-    answers = {answer.index: answer for answer in judge.judge(prompts, truncate=truncate)}
-    rows = []
-    for position, index in enumerate(chunk):
-        question, answer = plan.questions[index], answers[position]
-        text = json.dumps(plan.encoded[index].input_ids)
-        rows.append(
-            {
+            yield advance
+        if self.prompts:
+            seconds = time.monotonic() - started
+            remember_rate(self.plan.identity, self.tokens / seconds)
+            sys.stderr.write(
+                f"judged {self.prompts} prompts, computed {self.tokens} tokens in {seconds:.0f} s "
+                f"({self.prompts / seconds:.1f} prompts/s)\n"
+            )
+
+    def rows(self, number: int) -> tuple[list[dict[str, Any]], list[int]]:
+        """Judge a chunk: its rows, and the sizes of batches that ran out of memory."""
+        indices, cuts, _ = self.plan.chunks[number]
+        questions = [self.plan.questions[index] for index in indices]
+        encoded = [self.plan.encoded[index] for index in indices]
+        before = len(self.judge.halved)
+        answers = self.judge.judge_chunk([question.prompt for question in questions], encoded, cuts)
+        rows: list[dict[str, Any]] = [{} for _ in answers]
+        for answer in answers:
+            question, row = questions[answer.index], encoded[answer.index]
+            text = json.dumps(row.text or list(row.input_ids))
+            rows[answer.index] = {
                 "kind": question.kind,
                 "key": question.key,
-                "scale": task.scale,
-                "order": task.orders,
+                "scale": self.task.scale,
+                "order": self.task.orders,
                 "logprobs": answer.logprobs.tolist(),
                 "censored": answer.censored.tolist(),
                 "label_mass": answer.label_mass,
                 "logsumexp": answer.logsumexp,
-                "perplexity": perplexity.get(question.key)
+                "perplexity": self._perplexity.get(question.key)
                 if question.kind.startswith("random")
                 else None,
-                "tokens": len(plan.encoded[index].input_ids),
+                "tokens": len(row.input_ids),
                 "prompt": hashlib.sha256(text.encode()).hexdigest()[:16],
                 "text": None,
             }
-        )
-    store.write_part(number, rows, judge.halved[before:])
+        return rows, self.judge.halved[before:]
 
+    def write(self, number: int, rows: list[dict[str, Any]], halved: list[int]) -> None:
+        """Put a judged chunk on disk."""
+        self.store.write_part(number, rows, halved)
+        self.prompts += len(rows)
+        self.tokens += self.plan.weight(number)
 
-def _perplexity(judge: Judge, questions: list[Question]) -> dict[str, float]:
-    """Perplexity of each random-number prompt alone, by key."""
-    alone = [question for question in questions if question.kind == "random"]
-    try:
-        values = judge.perplexity([question.prompt.before for question in alone])
-    except Unsupported as reason:
-        sys.stderr.write(f"{reason} All random-number prompts count, none is selected.\n")
-        return {}
-    return dict(zip([question.key for question in alone], values.tolist(), strict=True))
+    @functools.cached_property
+    def _perplexity(self) -> dict[str, float]:
+        """Perplexity of each random-number prompt alone, by key."""
+        alone = [question for question in self.plan.questions if question.kind == "random"]
+        try:
+            values = self.judge.perplexity([question.prompt.before for question in alone])
+        except Unsupported as reason:
+            sys.stderr.write(f"{reason} All random-number prompts count, none is selected.\n")
+            return {}
+        return dict(zip([question.key for question in alone], values.tolist(), strict=True))
 
 
 def _progress() -> Any:
@@ -261,12 +316,15 @@ def _rates() -> dict[str, float]:
         return {}
 
 
+def _rate_key(identity: dict[str, str]) -> str:
+    return f"{identity['revision']} {identity['dtype']}"
+
+
 def remember_rate(identity: dict[str, str], tokens_per_second: float) -> None:
     """Keep this judge's speed on this machine for later estimates."""
-    key = f"{identity['revision']} {identity['dtype']}"
     # An estimate is not worth an error after hours of judging.
     with contextlib.suppress(OSError), replacing(_rate_file()) as partial:
-        rates = {**_rates(), key: round(tokens_per_second, 1)}
+        rates = {**_rates(), _rate_key(identity): round(tokens_per_second, 1)}
         partial.write_text(json.dumps(rates), encoding="utf-8")
 
 
@@ -279,15 +337,19 @@ def dry_run(judge: Judge, task: Task, template: Template, questions: list[Questi
     }
     for question, row in zip(plan.questions, plan.encoded, strict=True):
         name = "items" if question.kind == "item" else question.kind
-        shown[name].append({"id": question.key, "input_ids": row.input_ids, "text": row.text})
-    item_tokens = sum(len(row["input_ids"]) for row in shown["items"])
-    rate = _rates().get(f"{plan.identity['revision']} {plan.identity['dtype']}")
-    tokens = sum(len(row.input_ids) for row in plan.encoded)
+        text = judge.decode(row)
+        shown[name].append({"id": question.key, "input_ids": list(row.input_ids), "text": text})
+    # Counts are of the items; seconds and cost of the whole job.
+    items = [at for at, question in enumerate(questions) if question.kind == "item"]
+    encoded = [plan.encoded[at] for at in items]
+    chunks = judge.plan([questions[at].prompt for at in items], encoded)
+    expected = expectation(judge, plan)
     return {
         **shown,
         "labels": json.loads(plan.identity["labels"]),
-        "counts": {"prompts": len(shown["items"]), "prompt_tokens": item_tokens},
-        "seconds": None if rate is None else round(tokens / rate, 1),
+        "counts": counts_of(encoded, chunks),
+        "seconds": None if "seconds" not in expected else round(expected["seconds"], 1),
+        **({"cost": round(expected["cost"], 4)} if "cost" in expected else {}),
     }
 
 
@@ -299,10 +361,10 @@ def dry_run_text(shown: dict[str, Any]) -> str:
             lines += [f"--- {kind} {row['id']} ({len(row['input_ids'])} tokens)", row["text"]]
     lines.append("--- label tokens")
     lines += [f"{label}: {ids}" for label, ids in shown["labels"].items()]
-    counts, seconds = shown["counts"], shown["seconds"]
+    lines.append(f"--- the items: {announcement(shown['counts'], {})}")
+    seconds, cost = shown["seconds"], shown.get("cost")
     estimate = "not known, no rate measured yet" if seconds is None else f"about {seconds:.0f}"
-    lines.append(
-        f"--- {counts['prompts']} items, {counts['prompt_tokens']} prompt tokens; "
-        f"seconds for the whole job: {estimate}"
-    )
+    lines.append(f"--- seconds for the whole job: {estimate}")
+    if cost is not None:
+        lines.append(f"--- dollars for the whole job: about {cost:.2f}")
     return "\n".join(lines)

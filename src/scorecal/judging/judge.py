@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -42,10 +43,24 @@ class Judgement(NamedTuple):
 
 
 class Encoded(NamedTuple):
-    """A prompt exactly as the model reads it, control tokens visible in `text`."""
+    """A prompt exactly as the model reads it."""
 
-    input_ids: list[int]
-    text: str
+    input_ids: "array[int]"
+    """Token ids, control tokens included; empty where a server applies its own template."""
+    text: str = ""
+    """What is sent where there are no token ids."""
+
+
+class Chunk(NamedTuple):
+    """Prompts that are judged together."""
+
+    prompts: list[int]
+    cuts: list[int] = []
+    """Ends of the pieces, in tokens, of what all these prompts begin with. Each piece is run by
+    itself and its keys and values serve every chunk below it."""
+    tokens: int = 0
+    """Tokens that the judge computes for this chunk, pieces that it is the first to use included;
+    0 where the engine decides."""
 
 
 class Judge(ABC):
@@ -66,23 +81,29 @@ class Judge(ABC):
 
     @abstractmethod
     def encode(self, prompts: Sequence[Prompt], *, truncate: bool = False) -> list[Encoded]:
-        """Tokenise prompts as they will be judged.
+        """Prompts as they will be judged.
 
         Raises:
             ValueError: a prompt is longer than the context and `truncate` is false.
         """
 
     @abstractmethod
+    def decode(self, encoded: Encoded) -> str:
+        """The text that the model reads, control tokens visible."""
+
+    @abstractmethod
     def label_ids(self, prompt: Prompt) -> list[list[list[int]]]:
         """Token ids of every surface form of every level, as they follow this prompt."""
 
     @abstractmethod
-    def chunks(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Split prompts of these token lengths into the batches in which they are judged."""
+    def plan(self, prompts: Sequence[Prompt], encoded: Sequence[Encoded]) -> list[Chunk]:
+        """Split a job into chunks, in the order in which they are best judged."""
 
     @abstractmethod
-    def judge(self, prompts: Sequence[Prompt], *, truncate: bool = False) -> Iterator[Judgement]:
-        """Judge all prompts, in any order."""
+    def judge_chunk(
+        self, prompts: Sequence[Prompt], encoded: Sequence[Encoded], cuts: Sequence[int] = ()
+    ) -> list[Judgement]:
+        """Judge the prompts of one chunk; the answers' indices count within it."""
 
     @abstractmethod
     def perplexity(self, prompts: Sequence[str]) -> Float[Tensor, " prompts"]:
@@ -97,3 +118,19 @@ class Judge(ABC):
         self, prompts: Sequence[str], *, max_tokens: int, temperature: float, seed: int
     ) -> list[str]:
         """Continue each user turn by up to `max_tokens` sampled tokens."""
+
+    def expected(self, plan: Sequence[Chunk], encoded: Sequence[Encoded]) -> dict[str, float]:
+        """What a job will take, as far as the engine can tell: `seconds`, `cost`."""
+        return {}
+
+    def judge(self, prompts: Sequence[Prompt], *, truncate: bool = False) -> Iterator[Judgement]:
+        """Judge all prompts, chunk by chunk, in any order."""
+        encoded = self.encode(prompts, truncate=truncate)
+        for chunk in self.plan(prompts, encoded):
+            answers = self.judge_chunk(
+                [prompts[index] for index in chunk.prompts],
+                [encoded[index] for index in chunk.prompts],
+                chunk.cuts,
+            )
+            for answer in answers:
+                yield answer._replace(index=chunk.prompts[answer.index])

@@ -5,8 +5,9 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from scorecal.judging.judge import Encoded, Judge, Prompt
+from scorecal.judging.judge import Chunk, Encoded, Judge, Prompt
 from scorecal.judging.task import CONTENT_FREE, Item, Task, Template
+from scorecal.judging.trie import trie_tokens
 from scorecal.scale import Scale
 
 
@@ -23,14 +24,36 @@ class Plan(NamedTuple):
 
     questions: list[Question]
     encoded: list[Encoded]
-    chunks: list[list[int]]
+    chunks: list[Chunk]
     identity: dict[str, str]
     digest: str
     """Hash of who is asked what: another order or batch size is the same plan."""
 
     def summary(self) -> dict[str, Any]:
         """What `plan.json` holds: enough to know the same plan again."""
-        return {"digest": self.digest, "identity": self.identity, "chunks": self.chunks}
+        chunks = [chunk._asdict() for chunk in self.chunks]
+        return {"digest": self.digest, "identity": self.identity, "chunks": chunks}
+
+    def weight(self, number: int) -> int:
+        """Tokens of a chunk: what the judge computes, or all where the engine doesn't say."""
+        chunk = self.chunks[number]
+        return chunk.tokens or sum(
+            len(self.encoded[index].input_ids) or 1 for index in chunk.prompts
+        )
+
+
+def counts_of(encoded: Sequence[Encoded], chunks: Sequence[Chunk]) -> dict[str, int]:
+    """Prompts and their tokens: all, those of their trie, and those that the judge will compute.
+
+    The last is known of an engine of ours; others share on their own and don't say in advance.
+    """
+    rows = [row.input_ids for row in encoded]
+    counts = {"prompts": len(rows), "prompt_tokens": sum(map(len, rows))}
+    if counts["prompt_tokens"]:
+        counts["trie_tokens"] = trie_tokens(rows)
+    if computed := sum(chunk.tokens for chunk in chunks):
+        counts["tokens_computed"] = computed
+    return counts
 
 
 def item_questions(template: Template, items: Sequence[Item]) -> list[Question]:
@@ -62,17 +85,17 @@ def make_plan(
     """Tokenise every question and split the job into chunks."""
     prompts = [question.prompt for question in questions]
     encoded = judge.encode(prompts, truncate=truncate)
-    chunks = judge.chunks([len(row.input_ids) for row in encoded])
     identity = {
         **judge.identity(),
         "template": template.hash,
         "scale": task.scale,
         "labels": json.dumps(label_ids(judge, template, questions)),
     }
-    content = [[question.kind, question.key, row.input_ids]
-               for question, row in zip(questions, encoded, strict=True)]  # fmt: skip
-    digest = hashlib.sha256(json.dumps([identity, content]).encode()).hexdigest()
-    return Plan(questions, encoded, chunks, identity, digest)
+    digest = hashlib.sha256(json.dumps(identity).encode())
+    for question, row in zip(questions, encoded, strict=True):
+        line = [question.kind, question.key, row.text or list(row.input_ids)]
+        digest.update(json.dumps(line).encode())
+    return Plan(questions, encoded, judge.plan(prompts, encoded), identity, digest.hexdigest())
 
 
 def label_ids(

@@ -3,12 +3,14 @@
 import functools
 import json
 import re
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from scorecal.judging.judge import Prompt
 
 _SENTINEL = "\ue000scorecal\ue000"  # private-use characters: no template and no item holds them
+_BATCH = 1000  # prompts tokenised at once
 
 
 class PromptTokenizer:
@@ -78,8 +80,8 @@ class PromptTokenizer:
             )
         return head, foot
 
-    def ids(self, text: str) -> list[int]:
-        """Token ids of text that may hold control tokens."""
+    def ids(self, text: Any) -> Any:
+        """Token ids of a text, or of each of a list, that may hold control tokens."""
         return self._tokenizer(text, add_special_tokens=self._plain)["input_ids"]
 
     def _segments(self, head: str, user: str, foot: str) -> list[int]:
@@ -117,31 +119,54 @@ class PromptTokenizer:
             )
         return ids
 
-    def rows(self, prompts: Sequence[Prompt], *, truncate: bool = False) -> list[list[int]]:
+    def rows(self, prompts: Sequence[Prompt], *, truncate: bool = False) -> list["array[int]"]:
         """Token ids of prompts; see `Judge.encode`."""
         limit = self._limit or 1 << 30
         rows = []
-        for prompt in prompts:
-            ids = self.prompt_ids(prompt)
+        for prompt, ids in zip(prompts, self._all_ids(prompts), strict=True):
             longest_label = max(len(form) for level in self.label_ids(prompt) for form in level)
             room = limit - longest_label
-            if len(ids) > room and not truncate:
-                raise ValueError(
-                    f"{prompt.where or 'a prompt'} has {len(ids)} tokens, but judge "
-                    f"{self._model!r} reads {room} before a label. Shorten the text, or set "
-                    "`--data.truncate true` to cut the item's end."
-                )
-            while len(ids) > room:
-                if not prompt.item:
-                    raise ValueError(
-                        f"the question of {prompt.where or 'a prompt'} alone has {len(ids)} "
-                        f"tokens; judge {self._model!r} reads {room}. Shorten the template."
-                    )
-                keep = int(len(prompt.item) * min(room / len(ids), 1 - 1 / len(prompt.item)))
-                prompt = prompt._replace(item=prompt.item[:keep])
-                ids = self.prompt_ids(prompt)
-            rows.append(ids)
+            if len(ids) > room:
+                ids = self._cut(prompt, ids, room, truncate=truncate)
+            # Lists of Python numbers would take nine times the memory.
+            rows.append(array("i", ids))
         return rows
+
+    def _all_ids(self, prompts: Sequence[Prompt]) -> Iterator[list[int]]:
+        """Token ids of each prompt; those without control tokens go through in batches."""
+        head, foot = self.frame
+        for start in range(0, len(prompts), _BATCH):
+            batch = prompts[start : start + _BATCH]
+            plain = [
+                at
+                for at, prompt in enumerate(batch)
+                if not self._control.search(prompt.before + prompt.item + prompt.after)
+            ]
+            texts = [
+                head + batch[at].before + batch[at].item + batch[at].after + foot + batch[at].cue
+                for at in plain
+            ]
+            ids = dict(zip(plain, self.ids(texts) if texts else [], strict=True))
+            for at, prompt in enumerate(batch):
+                yield ids[at] if at in ids else self.prompt_ids(prompt)
+
+    def _cut(self, prompt: Prompt, ids: list[int], room: int, *, truncate: bool) -> list[int]:
+        if not truncate:
+            raise ValueError(
+                f"{prompt.where or 'a prompt'} has {len(ids)} tokens, but judge "
+                f"{self._model!r} reads {room} before a label. Shorten the text, or set "
+                "`--data.truncate true` to cut the item's end."
+            )
+        while len(ids) > room:
+            if not prompt.item:
+                raise ValueError(
+                    f"the question of {prompt.where or 'a prompt'} alone has {len(ids)} "
+                    f"tokens; judge {self._model!r} reads {room}. Shorten the template."
+                )
+            keep = int(len(prompt.item) * min(room / len(ids), 1 - 1 / len(prompt.item)))
+            prompt = prompt._replace(item=prompt.item[:keep])
+            ids = self.prompt_ids(prompt)
+        return ids
 
     @functools.cached_property
     def _label_cache(self) -> dict[tuple[str, tuple[tuple[str, ...], ...]], list[list[list[int]]]]:

@@ -4,33 +4,39 @@ Exactness, in the order in which it is easiest to lose:
 
 * A label is tokenised together with the prompt that it follows, and a label that changes the
   prompt's own tokens is refused.
-* Rows are padded on the right and read at their last real token: under a causal mask padding can't
-  reach it, so no attention mask is needed. Each run compares one padded row with the row alone.
-* Rows of a batch share the prefix that they have in common: it is run once, and its key-value
-  cache serves them all. The same comparison covers it, since the row alone shares nothing.
+* A chunk is one row of packed tokens, a trie without padding: our own attention (`attention.py`)
+  lets each token see its own beginning only. Rows are compared with the same rows run alone by the
+  model's own attention, on every run; a model that computes otherwise gets plain padded batches.
 * bf16 logits lie on a coarse grid, so only the last hidden state is taken from the model and the
   LM head is applied in float32.
 """
 
-import copy
+import contextlib
 import functools
-import hashlib
+import sys
+from array import array
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from contextvars import ContextVar
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from scorecal.judging.judge import Encoded, Judge, Judgement, Prompt, Unsupported
+from scorecal.judging.attention import Cascade, Kept
+from scorecal.judging.checkpoint import Checkpoint
+from scorecal.judging.judge import Chunk, Encoded, Judge, Judgement, Prompt, Unsupported
 from scorecal.judging.labels import LabelTree
-from scorecal.judging.tokens import PromptTokenizer
-from scorecal.judging.weights import folder_names, quiet, weights_folder
+from scorecal.judging.trie import Packed, Tokens, continued, share
+from scorecal.judging.weights import fast_dtype
 
 _VOCABULARY_BLOCK = 16384
+# Fixed, so that an elicitation resumed with other batches gives the same bytes.
+_PERPLEXITY_TOKENS = 1024
 # What batching alone may move in a label's probability before a run is stopped.
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 0.03, "float16": 0.01}
+# transformers calls attention functions by name, without a place for our own arguments.
+_running: ContextVar[Cascade] = ContextVar("running")
 
 
 class TransformersJudge(Judge):
@@ -45,7 +51,8 @@ class TransformersJudge(Judge):
         device: `auto` takes a GPU where there is one.
         chat_template: a Jinja file used instead of the tokenizer's template; `plain` continues
             the text without any template (base models).
-        batch_tokens: padded tokens a batch.
+        batch_tokens: tokens a chunk, at most.
+        batch_mb: megabytes that a chunk's activations and the keys and values it shares may take.
     """
 
     def __init__(
@@ -56,69 +63,30 @@ class TransformersJudge(Judge):
         device: str = "auto",
         chat_template: str | None = None,
         batch_tokens: int = 2048,
+        batch_mb: int = 512,
     ) -> None:
         self.model = model
         self.revision = revision
-        self.dtype = _fast_dtype() if dtype == "auto" else dtype
+        self.dtype = fast_dtype() if dtype == "auto" else dtype
         self.device = device
         self.chat_template = chat_template
         self.batch_tokens = batch_tokens
+        self.batch_mb = batch_mb
         self.halved: list[int] = []
-        self._checked: set[str] = set()
-        self._prefix: tuple[list[int], Any] = ([], None)
+        self.tokens_computed = 0
+        """Tokens that the network has run for `judge_chunk`, padding included."""
+        self._files = Checkpoint(model, revision, self.dtype, chat_template)
+        self._kept: list[tuple[Tokens, Kept]] = []
+        self._packs = True
+        self._checked = 0
 
     # Loading
 
     @functools.cached_property
-    def _folder(self) -> str:
-        return weights_folder(self.model, self.dtype)
-
-    def _from_pretrained(self, auto: Any, what: str, **options: Any) -> Any:
-        from safetensors import SafetensorError
-
-        quiet()
-        try:
-            return auto.from_pretrained(self._folder, revision=self.revision or "main", **options)
-        except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise ValueError(
-                f"can't load the {what} of judge {self.model!r}: {reason} "
-                "Check `--data.judge.model`."
-            ) from error
-
-    @functools.cached_property
-    def _tokenizer(self) -> Any:
-        from transformers import AutoTokenizer
-
-        tokenizer = self._from_pretrained(AutoTokenizer, "tokenizer")
-        if not tokenizer.is_fast:
-            raise ValueError(f"judge {self.model!r} has no fast tokenizer, which scorecal needs.")
-        if self.chat_template and self.chat_template != "plain":
-            try:
-                tokenizer.chat_template = Path(self.chat_template).read_text(encoding="utf-8")
-            except OSError as error:
-                raise ValueError(
-                    f"can't read the chat template {self.chat_template!r}: {error.strerror}. "
-                    "Set `data.judge.init_args.chat_template` to a Jinja file or to `plain`."
-                ) from error
-        if tokenizer.chat_template is None and self.chat_template is None:
-            raise ValueError(
-                f"judge {self.model!r} has no chat template (a base model?). Set "
-                "`data.judge.init_args.chat_template` to `plain` or to a Jinja file."
-            )
-        return tokenizer
-
-    @functools.cached_property
-    def _config(self) -> Any:
-        from transformers import AutoConfig
-
-        return self._from_pretrained(AutoConfig, "configuration").get_text_config()
-
-    @functools.cached_property
     def _network(self) -> Any:
-        from transformers import AutoModelForCausalLM
+        from transformers import AttentionInterface, AutoModelForCausalLM
 
-        network = self._from_pretrained(
+        network = self._files.from_pretrained(
             AutoModelForCausalLM, "weights", dtype=getattr(torch, self.dtype)
         )
         device = self.device
@@ -126,22 +94,13 @@ class TransformersJudge(Judge):
             device = "cuda" if torch.cuda.is_available() else "cpu"
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise ValueError("there is no CUDA device. Set `data.judge.init_args.device: auto`.")
+        AttentionInterface.register("scorecal", _attend)
+        self._own_attention = network.config._attn_implementation
         return network.eval().requires_grad_(False).to(device)
 
     def identity(self) -> dict[str, str]:
         """Judge id and revision, dtype, tokenizer and chat template; see `Judge.identity`."""
-        folder = Path(self._folder)
-        if folder.is_dir():
-            names = folder_names(folder)
-        else:
-            names = {"judge": self._folder, "revision": str(self._config._commit_hash)}
-        template = self._tokenizer.chat_template if self.chat_template != "plain" else "plain"
-        return {
-            **names,
-            "dtype": self.dtype,
-            "tokenizer": _sha256(self._tokenizer.backend_tokenizer.to_str()),
-            "chat_template": _sha256(str(template)),
-        }
+        return self._files.identity()
 
     def engine(self) -> dict[str, str]:
         """Library versions and device; see `Judge.engine`."""
@@ -154,61 +113,68 @@ class TransformersJudge(Judge):
             "device": device if self.device == "auto" else self.device,
         }
 
-    @functools.cached_property
-    def _tokens(self) -> PromptTokenizer:
-        limit = getattr(self._config, "max_position_embeddings", None)
-        return PromptTokenizer(
-            self._tokenizer, str(self.model), limit, plain=self.chat_template == "plain"
-        )
-
     def encode(self, prompts: Sequence[Prompt], *, truncate: bool = False) -> list[Encoded]:
         """Tokenise prompts as they will be judged; see `Judge.encode`."""
-        return [
-            Encoded(ids, self._tokenizer.decode(ids, skip_special_tokens=False))
-            for ids in self._tokens.rows(prompts, truncate=truncate)
-        ]
+        return self._files.encode(prompts, truncate=truncate)
+
+    def decode(self, encoded: Encoded) -> str:
+        """The text that the model reads; see `Judge.decode`."""
+        return self._files.decode(encoded)
 
     def label_ids(self, prompt: Prompt) -> list[list[list[int]]]:
         """Token ids of every surface form of every level; see `Judge.label_ids`."""
-        return self._tokens.label_ids(prompt)
+        return self._files.tokens.label_ids(prompt)
 
     # The forward pass
 
-    def chunks(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Batches of similar length, longest first, within the token budget."""
-        chunks: list[list[int]] = []
-        for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-            # Longest first: a chunk's first row sets its padded width.
-            if chunks and (len(chunks[-1]) + 1) * lengths[chunks[-1][0]] <= self.batch_tokens:
-                chunks[-1].append(index)
-            else:
-                chunks.append([index])
-        return chunks
+    def plan(self, prompts: Sequence[Prompt], encoded: Sequence[Encoded]) -> list[Chunk]:
+        """Subtrees of the trie of all prompts, within the budgets; see `Judge.plan`."""
+        tails = [self._tree(prompt).paths for prompt in prompts]
+        return share([row.input_ids for row in encoded], tails, self._budget)
 
-    def judge(self, prompts: Sequence[Prompt], *, truncate: bool = False) -> Iterator[Judgement]:
-        """Judge all prompts, batch by batch; see `Judge.judge`."""
-        rows = self._tokens.rows(prompts, truncate=truncate)
-        for chunk in self.chunks([len(row) for row in rows]):
-            trees = [LabelTree(self.label_ids(prompts[index])) for index in chunk]
-            results = self._judge_rows([rows[index] for index in chunk], trees)
-            self._check_head(rows[chunk[-1]], trees[-1])
-            if len(chunk) > 1:
-                padded = len({len(rows[index]) for index in chunk}) > 1
-                self._check_batch(rows[chunk[-1]], trees[-1], results[-1][0], padded)
-            for index, (logprobs, normaliser) in zip(chunk, results, strict=True):
-                yield Judgement(
-                    index,
-                    logprobs,
-                    torch.zeros_like(logprobs, dtype=torch.bool),
-                    logprobs.exp().sum().item(),
-                    normaliser,
-                )
+    @property
+    def _budget(self) -> int:
+        """Tokens a chunk: three copies of the MLP's width and eight of the model's are alive."""
+        config = self._files.config
+        width = config.hidden_size
+        inner = getattr(config, "intermediate_size", None) or 4 * width
+        # Keys and values of a shared beginning are kept in all layers.
+        numbers = 3 * inner + 8 * width + 2 * config.num_hidden_layers * width
+        size = getattr(torch, self.dtype).itemsize
+        return max(1, min(self.batch_tokens, (self.batch_mb << 20) // (numbers * size)))
 
-    def _judge_rows(self, rows: list[list[int]], trees: list[LabelTree]) -> list["_Row"]:
-        def run(part: list[Any]) -> list["_Row"]:
-            return self._label_logprobs([row for row, _ in part], [tree for _, tree in part])
+    @functools.cached_property
+    def _trees(self) -> dict[str, LabelTree]:
+        return {}
 
-        return self._halving(run, list(zip(rows, trees, strict=True)))
+    def _tree(self, prompt: Prompt) -> LabelTree:
+        ids = self.label_ids(prompt)
+        return self._trees.setdefault(str(ids), LabelTree(ids))
+
+    def judge_chunk(
+        self, prompts: Sequence[Prompt], encoded: Sequence[Encoded], cuts: Sequence[int] = ()
+    ) -> list[Judgement]:
+        """Judge the prompts of one chunk; see `Judge.judge_chunk`."""
+        work = [
+            (row.input_ids, self._tree(prompt))
+            for row, prompt in zip(encoded, prompts, strict=True)
+        ]
+        rows = self._judge_rows(work, cuts)
+        if max(len(row) for row, _ in work) >= 2 * self._checked:
+            rows = self._checked_rows(work, cuts, rows)
+        return [
+            Judgement(
+                index,
+                logprobs,
+                torch.zeros_like(logprobs, dtype=torch.bool),
+                logprobs.exp().sum().item(),
+                normaliser,
+            )
+            for index, (logprobs, normaliser) in enumerate(rows)
+        ]
+
+    def _judge_rows(self, work: list["_Work"], cuts: Sequence[int]) -> list["_Row"]:
+        return self._halving(lambda part: self._label_logprobs(part, cuts), work)
 
     def _halving(self, run: Callable[[list[Any]], list[Any]], work: list[Any]) -> list[Any]:
         """One result for each piece of work, in halves where a batch doesn't fit in memory."""
@@ -223,26 +189,20 @@ class TransformersJudge(Judge):
         half = len(work) // 2
         return self._halving(run, work[:half]) + self._halving(run, work[half:])
 
-    @torch.inference_mode()
-    def _label_logprobs(self, rows: list[list[int]], trees: list[LabelTree]) -> list["_Row"]:
-        # A row for each maximal label prefix: it passes through all the shorter ones.
-        sequences = [
-            row + list(path) for row, tree in zip(rows, trees, strict=True) for path in tree.paths
-        ]
-        shared = _common_prefix(sequences, min(map(len, rows)) - 1)
-        hidden = self._hidden([line[shared:] for line in sequences], sequences[0][:shared])
-        places, steps = [], []
-        sequence = 0
-        for row, tree in zip(rows, trees, strict=True):
+    def _label_logprobs(self, work: list["_Work"], cuts: Sequence[int]) -> list["_Row"]:
+        # A sequence for each maximal label prefix: it passes through all the shorter ones.
+        sequences = continued([row for row, _ in work], [tree.paths for _, tree in work])
+        places, steps, sequence = [], [], 0
+        for row, tree in work:
             for path in tree.paths:
                 for depth in range(len(path) + 1):
-                    places.append((sequence, len(row) - 1 + depth - shared))
+                    places.append((sequence, len(row) - 1 + depth))
                     steps.append(tree.children.get(path[:depth], []))
                 sequence += 1
-        lines, columns = torch.tensor(places).T
-        logprobs, normaliser = self._log_softmax_at(hidden[lines, columns], steps)
+        hidden = self._hidden(sequences, places, cuts)
+        logprobs, normaliser = self._log_softmax_at(hidden, steps)
         results, start = [], 0
-        for tree in trees:
+        for _, tree in work:
             first = start
             step: dict[tuple[int, ...], float] = {}
             for path in tree.paths:
@@ -256,29 +216,66 @@ class TransformersJudge(Judge):
             results.append((tree.level_logprobs(step), normaliser[first]))
         return results
 
+    @torch.inference_mode()
     def _hidden(
-        self, sequences: list[list[int]], prefix: Sequence[int] = ()
-    ) -> Float[Tensor, "rows tokens width"]:
-        """Last hidden states of rows padded on the right, each continuing the same prefix."""
+        self, sequences: Sequence[Tokens], places: Sequence[tuple[int, int]], cuts: Sequence[int]
+    ) -> Float[Tensor, "places width"]:
+        """Last hidden states at (sequence, token) places."""
+        if not self._packs:
+            lines, columns = torch.tensor(places).T
+            return self._padded(sequences)[lines, columns]
+        above = self._beginning(sequences[0], cuts)
+        packed = Packed(sequences, cuts[-1] if cuts else 0)
+        return self._packed(Cascade(packed, above, keep=False))[
+            [packed.place(sequence, token) for sequence, token in places]
+        ]
+
+    def _beginning(self, row: Tokens, cuts: Sequence[int]) -> Kept:
+        """Keys and values of the pieces that a chunk begins with, run by themselves.
+
+        Always by themselves: a resumed run then computes the same bytes as an unbroken one.
+        """
+        for depth, cut in enumerate(cuts):
+            if depth < len(self._kept) and self._kept[depth][0] == row[:cut]:
+                continue
+            del self._kept[depth:]
+            base, above = (cuts[depth - 1], self._kept[-1][1]) if depth else (0, {})
+            cascade = Cascade(Packed([row[:cut]], base), above, keep=True)
+            self._packed(cascade)
+            assert cascade.kept is not None
+            self._kept.append((row[:cut], cascade.kept))
+        del self._kept[len(cuts) :]
+        return self._kept[-1][1] if cuts else {}
+
+    def _packed(self, cascade: Cascade) -> Float[Tensor, "tokens width"]:
+        device = self._network.device
+        ids = torch.tensor([cascade.packed.ids], device=device)
+        self.tokens_computed += ids.numel()
+        token = _running.set(cascade)
+        try:
+            with self._attention("scorecal"):
+                return self._network.base_model(
+                    ids, position_ids=cascade.positions[None].to(device), use_cache=False
+                ).last_hidden_state[0]
+        finally:
+            _running.reset(token)
+
+    def _padded(self, sequences: Sequence[Tokens]) -> Float[Tensor, "rows tokens width"]:
+        """Rows padded on the right: under a causal mask padding can't reach a real token."""
         width = max(map(len, sequences))
-        ids = torch.tensor([row + [0] * (width - len(row)) for row in sequences])
-        cache = None
-        if prefix:
-            if self._prefix[0] != list(prefix):
-                self._prefix = (list(prefix), self._prefix_cache(list(prefix)))
-            cache = copy.deepcopy(self._prefix[1])  # a forward pass grows it in place
-            cache.batch_repeat_interleave(len(sequences))
+        ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in sequences])
+        self.tokens_computed += ids.numel()
         return self._network.base_model(
-            ids.to(self._network.device), cache=cache, use_cache=cache is not None
+            ids.to(self._network.device), use_cache=False
         ).last_hidden_state
 
-    def _prefix_cache(self, prefix: list[int]) -> Any:
-        from transformers import DynamicCache
-
-        cache = DynamicCache()
-        ids = torch.tensor([prefix], device=self._network.device)
-        self._network.base_model(ids, cache=cache, use_cache=True)
-        return cache
+    @contextlib.contextmanager
+    def _attention(self, name: str) -> Iterator[None]:
+        self._network.set_attn_implementation(name)
+        try:
+            yield
+        finally:
+            self._network.set_attn_implementation(self._own_attention)
 
     def _log_softmax_at(
         self, hidden: Float[Tensor, "places width"], tokens: list[list[int]]
@@ -300,7 +297,7 @@ class TransformersJudge(Judge):
             block = slice(start, start + _VOCABULARY_BLOCK)
             bias = None if head.bias is None else head.bias[block].float()
             scores = torch.nn.functional.linear(hidden, head.weight[block].float(), bias)
-            cap = getattr(self._config, "final_logit_softcapping", None)
+            cap = getattr(self._files.config, "final_logit_softcapping", None)
             if cap:
                 scores = (scores / cap).tanh() * cap
             normaliser = torch.logaddexp(normaliser, scores.logsumexp(-1))
@@ -313,62 +310,85 @@ class TransformersJudge(Judge):
             at += len(row)
         return result, normaliser.tolist()
 
-    @torch.inference_mode()
-    def _check_batch(self, row: list[int], tree: LabelTree, batched: Tensor, padded: bool) -> None:
-        """Stop where batching moves a label's probability: once with padding, once without."""
-        kind = "padded" if padded else "even"
-        if kind in self._checked:
-            return
-        [(alone, _)] = self._label_logprobs([row], [tree])
+    def _checked_rows(
+        self, work: list["_Work"], cuts: Sequence[int], rows: list["_Row"]
+    ) -> list["_Row"]:
+        """Compare a chunk's longest and shortest row with the same rows alone.
+
+        The first chunk is checked, and any with a row twice as long as those checked: windows and
+        scaled positions show in long rows only.
+        """
+        counted, packs, self._packs = self.tokens_computed, self._packs, False
+        if not self._checked:
+            self._check_head(work[0])
+        lengths = [len(row) for row, _ in work]
+        ends = {lengths.index(max(lengths)), lengths.index(min(lengths))}
+        alone = {at: self._label_logprobs([work[at]], ())[0][0].exp() for at in ends}
+        self.tokens_computed, self._packs = counted, packs
+        self._checked = max(lengths)
         tolerance = _TOLERANCE[self.dtype]
-        difference = (alone.exp() - batched.exp()).abs().max().item()
-        if not difference <= tolerance:
-            raise RuntimeError(
-                f"judge {self.model!r} is not safe to batch: a {kind} row's label probability "
-                f"differs by {difference:.2g} from the same row alone (tolerance {tolerance}). "
-                "Try `data.judge.init_args.dtype: float32`."
+        while True:
+            difference = max(
+                (rows[at][0].exp() - row).abs().max().item() for at, row in alone.items()
             )
-        self._checked.add(kind)
+            if difference <= tolerance:
+                return rows
+            if not self._packs:
+                break
+            sys.stderr.write(
+                f"judge {self.model!r} computes in a way that sharing tokens would change (a "
+                f"label's probability by {difference:.2g}): its rows are run in plain batches\n"
+            )
+            self._packs = False
+            rows = self._judge_rows(work, cuts)
+        raise RuntimeError(
+            f"judge {self.model!r} is not safe to batch: a row's label probability differs by "
+            f"{difference:.2g} from the same row alone (tolerance {tolerance}). "
+            "Try `data.judge.init_args.dtype: float32`."
+        )
 
     @torch.inference_mode()
-    def _check_head(self, row: list[int], tree: LabelTree) -> None:
+    def _check_head(self, work: "_Work") -> None:
         """Stop where our own LM head gives other probabilities than the model's."""
-        if "head" in self._checked:
-            return
-        ids = torch.tensor([row], device=self._network.device)
+        row, tree = work
+        ids = torch.tensor([list(row)], device=self._network.device)
         own = self._network(ids, use_cache=False).logits[0, -1].float().log_softmax(-1)
         tokens = tree.children[()]
-        [ours], _ = self._log_softmax_at(self._hidden([row])[:, -1], [tokens])
+        [ours], _ = self._log_softmax_at(self._padded([row])[:, -1], [tokens])
         difference = (torch.tensor(ours).exp() - own[tokens].cpu().exp()).abs().max().item()
         if not difference <= _TOLERANCE[self.dtype]:
             raise RuntimeError(
                 f"judge {self.model!r} changes its logits after the LM head in a way that "
                 f"scorecal doesn't know: probabilities differ by {difference:.2g}."
             )
-        self._checked.add("head")
 
     @torch.inference_mode()
     def perplexity(self, prompts: Sequence[str]) -> Float[Tensor, " prompts"]:
         """Perplexity of each text inside its user turn; see `Judge.perplexity`."""
-        head, foot = self._tokens.frame
-        result = torch.empty(len(prompts), dtype=torch.float64)
-        bare = len(self._tokens.ids(head))
-        rows = [self._tokens.prompt_ids(Prompt(text, "", "", "", ())) for text in prompts]
-        tail = len(self._tokens.ids(foot)) if foot else 0
+        tokens = self._files.tokens
+        head, foot = tokens.frame
+        bare, tail = len(tokens.ids(head)), len(tokens.ids(foot)) if foot else 0
+        rows = [array("i", tokens.prompt_ids(Prompt(text, "", "", "", ()))) for text in prompts]
 
-        def mean_losses(part: list[list[int]]) -> list[Tensor]:
-            losses = []
-            for row, hidden in zip(part, self._hidden(part), strict=True):
-                # The first token has no prediction where nothing stands before it.
-                start, stop = max(bare, 1), len(row) - tail
-                targets = [[token] for token in row[start:stop]]
-                values, _ = self._log_softmax_at(hidden[start - 1 : stop - 1], targets)
-                losses.append(-torch.tensor(values, dtype=torch.float64).mean())
-            return losses
+        def mean_losses(part: list[Tokens]) -> list[float]:
+            # The first token has no prediction where nothing stands before it.
+            spans = [range(max(bare, 1), len(row) - tail) for row in part]
+            places = [(at, token - 1) for at, span in enumerate(spans) for token in span]
+            targets = [[row[token]] for row, span in zip(part, spans, strict=True)
+                       for token in span]  # fmt: skip
+            values, _ = self._log_softmax_at(self._hidden(part, places, ()), targets)
+            flat = iter(values)
+            return [-sum(next(flat)[0] for _ in span) / len(span) for span in spans]
 
-        for chunk in self.chunks([len(row) for row in rows]):
-            result[chunk] = torch.stack(self._halving(mean_losses, [rows[i] for i in chunk]))
-        return result.exp()
+        counted = self.tokens_computed
+        losses = torch.empty(len(prompts), dtype=torch.float64)
+        for chunk in share(rows, [[()]] * len(rows), _PERPLEXITY_TOKENS):
+            part = [rows[index] for index in chunk.prompts]
+            losses[chunk.prompts] = torch.tensor(
+                self._halving(mean_losses, part), dtype=torch.float64
+            )
+        self.tokens_computed = counted
+        return losses.exp()
 
     def generate(
         self, prompts: Sequence[str], *, max_tokens: int, temperature: float, seed: int
@@ -377,30 +397,31 @@ class TransformersJudge(Judge):
         raise Unsupported("TransformersJudge doesn't generate text yet.")
 
 
+_Work = tuple[Tokens, LabelTree]  # a prompt's tokens, and its labels
 _Row = tuple[Tensor, float]  # label log-probabilities and the log-normaliser
 
 
-def _common_prefix(sequences: list[list[int]], limit: int) -> int:
-    """Length of the common prefix worth sharing: none for a single row."""
-    if len(sequences) == 1:
-        return 0
-    first, last = min(sequences)[:limit], max(sequences)[:limit]
-    return next(
-        (at for at, pair in enumerate(zip(first, last, strict=True)) if len(set(pair)) > 1), limit
-    )
-
-
-def _fast_dtype() -> str:
-    cpu = torch.cpu.get_capabilities()
-    fast = torch.cuda.is_available() or cpu.get("avx512_bf16") or cpu.get("amx_bf16")
-    return "bfloat16" if fast else "float32"
+def _attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """What transformers' models call for attention while a packed chunk is running."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return _running.get().attend(
+        module, query, key, value, scale=scale, window=sliding_window, softcap=softcap, sinks=s_aux
+    ), None
 
 
 def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
         "can't allocate memory" in str(error)  # the CPU allocator raises a plain RuntimeError
     )
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]

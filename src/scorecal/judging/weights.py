@@ -139,3 +139,10 @@ def dequantised(gguf: Path, dtype: str) -> Path:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target
+
+
+def fast_dtype() -> str:
+    """What `dtype: auto` means here: bfloat16 where the hardware has instructions for it."""
+    cpu = torch.cpu.get_capabilities()
+    fast = torch.cuda.is_available() or cpu.get("avx512_bf16") or cpu.get("amx_bf16")
+    return "bfloat16" if fast else "float32"
