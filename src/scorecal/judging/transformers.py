@@ -27,6 +27,7 @@ from scorecal.judging.attention import Cascade, Kept
 from scorecal.judging.checkpoint import Checkpoint
 from scorecal.judging.judge import Chunk, Encoded, Judge, Judgement, Prompt, Unsupported
 from scorecal.judging.labels import LabelTree
+from scorecal.judging.linear import can_pack, pack_linears
 from scorecal.judging.trie import Packed, Tokens, continued, share
 from scorecal.judging.weights import fast_dtype
 
@@ -96,7 +97,10 @@ class TransformersJudge(Judge):
             raise ValueError("there is no CUDA device. Set `data.judge.init_args.device: auto`.")
         AttentionInterface.register("scorecal", _attend)
         self._own_attention = network.config._attn_implementation
-        return network.eval().requires_grad_(False).to(device)
+        network = network.eval().requires_grad_(False).to(device)
+        if network.device.type == "cpu" and can_pack(network.dtype):
+            pack_linears(network.base_model, self.batch_tokens)
+        return network
 
     def identity(self) -> dict[str, str]:
         """Judge id and revision, dtype, tokenizer and chat template; see `Judge.identity`."""
