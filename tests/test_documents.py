@@ -12,7 +12,7 @@ COMMANDS = sorted(
     {
         line.strip()
         for document in DOCUMENTS
-        for line in document.read_text(encoding="utf-8").splitlines()
+        for line in document.read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
         if re.match(r"\s*(python -m train|scorecal) [a-z]+ ", line)
     }
 )

@@ -2,14 +2,24 @@
 
 from typing import Any
 
-__all__ = ["Calibration", "HeadSettings", "ScoreData", "Task", "TransformersJudge"]
+__all__ = [
+    "Calibration",
+    "HeadSettings",
+    "ScoreData",
+    "ServerJudge",
+    "Task",
+    "TransformersJudge",
+    "VllmJudge",
+]
 
 _HOMES = {
     "Calibration": "scorecal.calibration.module",
     "HeadSettings": "scorecal.calibration.head",
     "ScoreData": "scorecal.calibration.data",
+    "ServerJudge": "scorecal.judging.server",
     "Task": "scorecal.judging.task",
     "TransformersJudge": "scorecal.judging.transformers",
+    "VllmJudge": "scorecal.judging.vllm",
 }
 
 

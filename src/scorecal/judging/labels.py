@@ -1,8 +1,18 @@
 """Labels as disjoint events: a label that begins another loses that other's mass."""
 
+import math
+from collections.abc import Collection, Iterable
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
+
+
+def unlisted_bound(listed: Iterable[float]) -> float:
+    """The most that a token's log-probability can be where a list of the likeliest lacks it."""
+    values = list(listed)
+    rest = 1 - math.fsum(map(math.exp, values))
+    return min(*values, 0.0, math.log(max(rest, torch.finfo(torch.float32).tiny)))
 
 
 class LabelTree:
@@ -25,8 +35,23 @@ class LabelTree:
             if not any(path[: len(prefix)] == prefix for path in self.paths):
                 self.paths.append(prefix)
 
-    def level_logprobs(self, step: dict[tuple[int, ...], float]) -> Float[Tensor, " levels"]:
-        """Log-probability of each level from the log-probability of each step in the tree."""
+    def censored(self, bounded: Collection[tuple[int, ...]]) -> Bool[Tensor, " levels"]:
+        """The levels that some bounded step leads to or takes mass from."""
+        return torch.tensor([any(self._leans(form, bounded) for form in level)
+                             for level in self.forms])  # fmt: skip
+
+    def _leans(self, form: tuple[int, ...], bounded: Collection[tuple[int, ...]]) -> bool:
+        steps = [form[: depth + 1] for depth in range(len(form))]
+        steps += [(*form, token) for token in self.children.get(form, [])]
+        return any(step in bounded for step in steps)
+
+    def level_logprobs(
+        self, step: dict[tuple[int, ...], float], bounded: Collection[tuple[int, ...]] = ()
+    ) -> Float[Tensor, " levels"]:
+        """Log-probability of each level from the log-probability of each step in the tree.
+
+        Where `bounded` steps are upper bounds, so are the levels that they touch.
+        """
         reach: dict[tuple[int, ...], float] = {(): 0.0}
         for prefix in sorted(step, key=len):
             reach[prefix] = reach[prefix[:-1]] + step[prefix]
@@ -35,7 +60,9 @@ class LabelTree:
             mass = torch.tensor([reach[form] for form in forms], dtype=torch.float64).exp()
             for index, form in enumerate(forms):
                 # "1" followed by "0" is the label "10": the shorter label loses that mass.
-                longer = [reach[(*form, token)] for token in self.children.get(form, [])]
+                # A step that is only bounded may be nothing, and then takes nothing away.
+                next_steps = [(*form, token) for token in self.children.get(form, [])]
+                longer = [reach[path] for path in next_steps if path not in bounded]
                 mass[index] -= torch.tensor(longer, dtype=torch.float64).exp().sum()
             levels.append(mass.clamp(min=0).sum())
         tiny = torch.finfo(torch.float32).tiny

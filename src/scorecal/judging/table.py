@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from scorecal import resources
+from scorecal.judging.labels import unlisted_bound
 from scorecal.judging.priors import Evidence
 from scorecal.judging.records import Record, read_records
 from scorecal.judging.store import Store
@@ -251,15 +252,14 @@ def _from_top_logprobs(
     if not isinstance(cell, list) or not cell:
         raise ValueError(f"{where}: `top_logprobs` is no list of {{token, logprob}}.")
     mass: dict[str, float] = {}
-    lowest, total = 0.0, 0.0
+    listed_values = []
     for entry in cell:
         if not isinstance(entry, dict) or not {"token", "logprob"} <= set(entry):
             raise ValueError(f"{where}: `top_logprobs` holds {entry!r}, not {{token, logprob}}.")
         token = str(entry["token"])
         value = _number(entry["logprob"], where, token)
-        lowest = min(lowest, value)
-        total += math.exp(value)
+        listed_values.append(value)
         mass[token.strip()] = mass.get(token.strip(), 0.0) + math.exp(value)
-    bound = min(lowest, math.log(max(1 - total, torch.finfo(torch.float32).tiny)))
+    bound = unlisted_bound(listed_values)
     row = [math.log(mass[label]) if label in mass else bound for label in labels]
     return row, [label not in mass for label in labels]
