@@ -19,9 +19,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from scorecal.judging import endpoint, next_tokens
+from scorecal.judging import server as server_module
 from scorecal.judging.judge import Unsupported
 from scorecal.judging.labels import LabelTree, unlisted_bound
 from scorecal.judging.server import ServerJudge
+from scorecal.judging.transformers import TransformersJudge
 
 KEY = "sk-this-must-not-be-seen"
 
@@ -542,6 +544,35 @@ def test_the_key_is_seen_by_the_server_only(model, tiny, ask, caplog, capsys, mo
     seen = [judge.identity(), judge.engine(), repr(judge), vars(judge), no.getrepr(), caplog.text]
     assert KEY not in " ".join(map(str, [*seen, *capsys.readouterr()]))
     assert KEY.encode() not in pickle.dumps(judge)
+
+
+def test_a_store_goes_on_after_a_server_broke_down_and_holds_no_key(
+    job, model, tiny, monkeypatch, capsys
+):
+    monkeypatch.setattr(server_module, "_CHUNK", 5)
+    broken = lambda number: 500 if number > 12 else None  # noqa: E731
+    with _Server(model, exact=True, key=KEY, echo=True, fault=broken) as served:
+        judge = judge_of(served, tiny, retries=0, price=2.0)
+        with pytest.raises(ValueError, match=r"failed 1 times \(500\).*Run the same command"):
+            job.run(judge)
+        kept = len(list((job.store / "parts").iterdir()))
+        assert 0 < kept < 7
+        served.fault = lambda number: None
+        asked = len(served.requests)
+        store = job.run(judge)
+        again = len(served.requests) - asked
+        job.run(judge)  # finished: not a request more
+        assert len(served.requests) - asked == again
+    assert "about $0.0" in capsys.readouterr().err
+    rows = store.judgements().to_pylist()
+    assert len(rows) == 33
+    plain = TransformersJudge(tiny("qwen2"), dtype="float32")
+    prompts = [question.prompt for question in job.parts()[3]]
+    for answer in plain.judge(prompts):
+        assert rows[answer.index]["logprobs"] == pytest.approx(answer.logprobs.tolist(), abs=1e-4)
+    assert rows[14]["perplexity"] > 0
+    for file in job.store.parent.rglob("*"):
+        assert file.is_dir() or KEY.encode() not in file.read_bytes()
 
 
 # Real servers
