@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from scorecal.judging import transformers as engine
+from scorecal.judging import linear
 from scorecal.judging.judge import Unsupported
 from scorecal.judging.transformers import TransformersJudge
 
@@ -95,7 +95,7 @@ def test_a_vocabulary_read_in_blocks_gives_the_same_numbers(tiny, ask, monkeypat
         return stacked(judged(TransformersJudge(tiny("phi"), dtype="float32"), ask(8)))
 
     whole = numbers()
-    monkeypatch.setattr(engine, "_VOCABULARY_BLOCK", 37)
+    monkeypatch.setattr(linear, "_VOCABULARY_BLOCK", 37)
     torch.testing.assert_close(numbers(), whole, rtol=0, atol=1e-5)
 
 

@@ -27,11 +27,10 @@ from scorecal.judging.attention import Cascade, Kept
 from scorecal.judging.checkpoint import Checkpoint
 from scorecal.judging.judge import Chunk, Encoded, Judge, Judgement, Prompt, Unsupported
 from scorecal.judging.labels import LabelTree
-from scorecal.judging.linear import can_pack, pack_linears
+from scorecal.judging.linear import can_pack, log_softmax_at, pack_linears
 from scorecal.judging.trie import Packed, Tokens, continued, share
 from scorecal.judging.weights import fast_dtype
 
-_VOCABULARY_BLOCK = 16384
 # Fixed, so that an elicitation resumed with other batches gives the same bytes.
 _PERPLEXITY_TOKENS = 1024
 # What batching alone may move in a label's probability before a run is stopped.
@@ -284,35 +283,8 @@ class TransformersJudge(Judge):
     def _log_softmax_at(
         self, hidden: Float[Tensor, "places width"], tokens: list[list[int]]
     ) -> tuple[list[list[float]], list[float]]:
-        """Full-vocabulary log-softmax in float32 of each place at its own tokens.
-
-        Also the log-normaliser of each place.
-        """
-        hidden = hidden.float()
-        normaliser = hidden.new_full((len(hidden),), -torch.inf)
-        head = self._network.get_output_embeddings()
-        size = head.weight.shape[0]
-        picked = [(place, token) for place, row in enumerate(tokens) for token in row]
-        lines = torch.tensor([place for place, _ in picked], device=hidden.device)
-        columns = torch.tensor([token for _, token in picked], device=hidden.device)
-        values = hidden.new_empty(len(picked))
-        # In blocks: a float32 copy of a large vocabulary's head would be the peak of memory.
-        for start in range(0, size, _VOCABULARY_BLOCK):
-            block = slice(start, start + _VOCABULARY_BLOCK)
-            bias = None if head.bias is None else head.bias[block].float()
-            scores = torch.nn.functional.linear(hidden, head.weight[block].float(), bias)
-            cap = getattr(self._files.config, "final_logit_softcapping", None)
-            if cap:
-                scores = (scores / cap).tanh() * cap
-            normaliser = torch.logaddexp(normaliser, scores.logsumexp(-1))
-            here = (columns >= start) & (columns < start + _VOCABULARY_BLOCK)
-            values[here] = scores[lines[here], columns[here] - start]
-        logits = (values - normaliser[lines]).tolist()
-        result, at = [], 0
-        for row in tokens:
-            result.append(logits[at : at + len(row)])
-            at += len(row)
-        return result, normaliser.tolist()
+        cap = getattr(self._files.config, "final_logit_softcapping", None)
+        return log_softmax_at(hidden, self._network.get_output_embeddings(), tokens, softcap=cap)
 
     def _checked_rows(
         self, work: list["_Work"], cuts: Sequence[int], rows: list["_Row"]
