@@ -19,6 +19,7 @@ from scorecal.judging.task import Item, Task, Template
 from scorecal.judging.weights import cache_folder
 
 STORES = Path("stores")
+_LOOK = 0.5  # seconds between two looks at what is done
 
 
 class Interrupted(KeyboardInterrupt):
@@ -72,13 +73,16 @@ def _alone(folder: Path) -> Iterator[None]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(f"{folder}.lock", timeout=0)
     try:
-        with lock:
-            yield
+        lock.acquire()
     except Timeout:
         raise ValueError(
             f"another process is filling {str(folder)!r}. Wait for it, or set `--data.store`."
         ) from None
-    Path(lock.lock_file).unlink(missing_ok=True)
+    try:
+        yield
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
 
 
 def _fill(
@@ -91,6 +95,9 @@ def _fill(
     trainer: Any,
 ) -> Store:
     first = trainer is None or trainer.global_rank == 0
+    if first:  # a missing engine and a server that is down show here, before anything is written
+        judge.engine()
+        expected = expectation(judge, plan)
     if (started := store.plan()) is not None:
         _compare(store, plan, started["identity"], started["digest"])
         # What was begun in other batches goes on in them: parts are numbered by chunk.
@@ -103,8 +110,7 @@ def _fill(
         store.begin(plan.summary())
     job = _Job(judge, task, plan, store)
     if first:
-        counts = counts_of(plan.encoded, plan.chunks)
-        sys.stderr.write(announcement(counts, expectation(judge, plan)) + "\n")
+        sys.stderr.write(announcement(counts_of(plan.encoded, plan.chunks), expected) + "\n")
     try:
         if trainer is None:
             job.run()
@@ -114,7 +120,7 @@ def _fill(
             run(trainer, job)
     except (KeyboardInterrupt, SystemExit):  # Lightning turns Ctrl-C into an exit
         raise Interrupted(
-            f"stopped with {job.done()} of {len(plan.chunks)} chunks judged. "
+            f"stopped with {len(store.parts())} of {len(plan.chunks)} chunks judged. "
             "Run the same command to go on."
         ) from None
     if first:
@@ -200,10 +206,6 @@ class _Job:
         self.tokens = self.prompts = 0
         """Judged by this process."""
 
-    def done(self) -> int:
-        """Chunks on disk."""
-        return sum(map(self.store.has_part, range(len(self.plan.chunks))))
-
     def run(self) -> None:
         """Judge what is not on disk yet, with a progress bar."""
         chunks = range(len(self.plan.chunks))
@@ -216,15 +218,15 @@ class _Job:
     @contextlib.contextmanager
     def progress(self) -> Iterator[Callable[[], None]]:
         """A progress bar; call what it gives after each chunk."""
-        started, numbers = time.monotonic(), range(len(self.plan.chunks))
+        started = looked = time.monotonic()
+        numbers = range(len(self.plan.chunks))
         with _progress() as progress:
             bar = progress.add_task(
                 "judging", total=sum(map(self.plan.weight, numbers)), prompts="", rate="starting"
             )
 
-            def advance() -> None:
-                done = [number for number in numbers if self.store.has_part(number)]
-                seconds = time.monotonic() - started
+            def show() -> None:
+                done, seconds = self.store.parts(), time.monotonic() - started
                 progress.update(
                     bar,
                     completed=sum(map(self.plan.weight, done)),
@@ -233,7 +235,15 @@ class _Job:
                     f"{self.tokens / seconds:.0f} tokens/s",
                 )
 
+            def advance() -> None:
+                nonlocal looked
+                # A large job has thousands of chunks: listing them after each would be slow.
+                if time.monotonic() - looked >= _LOOK:
+                    looked = time.monotonic()
+                    show()
+
             yield advance
+            show()
         if self.prompts:
             seconds = time.monotonic() - started
             remember_rate(self.plan.identity, self.tokens / seconds)

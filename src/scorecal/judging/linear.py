@@ -1,5 +1,6 @@
 """The two products of an elicitation: layers with packed weights, and the LM head in float32."""
 
+import os
 import platform
 from typing import Any
 
@@ -41,6 +42,11 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 def pack_linears(network: torch.nn.Module, rows: int) -> None:
     """Replace every `nn.Linear` of a frozen network, in place."""
+    # oneDNN keeps a kernel for each shape it has seen, a thousand of them. Chunks have a new number
+    # of rows each time, so all but the last few are hundreds of megabytes of no use. Read once, at
+    # the first product.
+    for cache in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        os.environ.setdefault(cache, "64")
     for module in list(network.modules()):
         for name, child in list(module.named_children()):
             # Not its subclasses: a quantised layer keeps its own product.

@@ -132,6 +132,10 @@ class Store:
         """Whether a chunk's judgements are on disk."""
         return self._part(chunk).is_file()
 
+    def parts(self) -> list[int]:
+        """The chunks whose judgements are on disk."""
+        return sorted(int(path.stem) for path in (self.folder / "parts").glob("*.parquet"))
+
     def write_part(self, chunk: int, rows: Sequence[dict[str, Any]], halved: Sequence[int]) -> None:
         """Put a finished chunk on disk, with the sizes of batches that ran out of memory."""
         table = pa.Table.from_pylist(list(rows), JUDGEMENTS)

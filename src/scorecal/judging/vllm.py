@@ -15,6 +15,7 @@ import functools
 import json
 import math
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -156,7 +157,7 @@ class VllmJudge(Judge):
         given = {**defaults, **self.options}
         given["hf_overrides"] = {"head_dtype": "float32", **(given.get("hf_overrides") or {})}
         try:
-            with _stdout_to_stderr():
+            with _own_terminal():
                 return vllm.LLM(**ours, **given)
         except (ValueError, RuntimeError, OSError, ImportError) as error:
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -290,14 +291,20 @@ def _cpu_defaults(options: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
-    """Processes that start in here write to stderr: stdout is the command's answer."""
+def _own_terminal() -> Iterator[None]:
+    """Processes that start in here write to stderr and leave Ctrl-C to this one.
+
+    Stdout is the command's answer. A worker that Ctrl-C ends on its own leaves vLLM waiting; here
+    it takes effect once the engine is ready, and this process then ends the others.
+    """
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         sys.stdout.flush()
         os.dup2(stdout, 1)
         os.close(stdout)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
