@@ -185,9 +185,13 @@ def save_network(folder: Path, family: str, seed: int = 0) -> None:
         "gpt_oss": lambda: transformers.GptOssConfig(
             **common, **windows, num_local_experts=2, num_experts_per_tok=1
         ),
-        # Positions enter its attention in a way of its own: rows can't be packed.
+        # Positions enter its attention in a way of its own, and the next has none: rows of these
+        # can't be packed.
         "bloom": lambda: transformers.BloomConfig(
             vocab_size=416, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.1
+        ),
+        "mamba": lambda: transformers.MambaConfig(
+            vocab_size=416, hidden_size=32, num_hidden_layers=2, initializer_range=0.1
         ),
     }[family]()
     torch.manual_seed(seed)

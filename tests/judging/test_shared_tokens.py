@@ -87,10 +87,11 @@ def test_other_kinds_of_attention_are_shared_too(family, tiny, ask):
     assert judge._packs
 
 
-def test_a_model_that_can_not_be_packed_is_run_in_plain_batches(tiny, ask, capsys):
+@pytest.mark.parametrize("family", ["bloom", "mamba"])
+def test_a_model_that_can_not_be_packed_is_run_in_plain_batches(family, tiny, ask, capsys):
     prompts = mixed(ask, 60)
-    judge, ours = judged(tiny("bloom"), prompts, dtype="float32", batch_tokens=300)
-    assert largest_difference(ours, alone(tiny("bloom"), prompts)) < 1e-4
+    judge, ours = judged(tiny(family), prompts, dtype="float32", batch_tokens=300)
+    assert largest_difference(ours, alone(tiny(family), prompts)) < 1e-4
     assert not judge._packs
     assert "its rows are run in plain batches" in capsys.readouterr().err
 

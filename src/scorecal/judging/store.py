@@ -116,7 +116,7 @@ class Store:
             return None
         try:
             plan = json.loads(path.read_text(encoding="utf-8"))
-            _ = plan["identity"], plan["digest"], plan["chunks"]
+            _ = plan["identity"], plan["digest"], [chunk["prompts"] for chunk in plan["chunks"]]
         except (json.JSONDecodeError, KeyError, TypeError):
             raise ValueError(f"{str(path)!r} is damaged. Delete its folder, elicit anew.") from None
         return plan

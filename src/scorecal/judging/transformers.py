@@ -13,6 +13,7 @@ Exactness, in the order in which it is easiest to lose:
 
 import contextlib
 import functools
+import inspect
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -97,9 +98,16 @@ class TransformersJudge(Judge):
         AttentionInterface.register("scorecal", _attend)
         self._own_attention = network.config._attn_implementation
         network = network.eval().requires_grad_(False).to(device)
-        if network.device.type == "cpu" and can_pack(network.dtype):
+        if "position_ids" not in inspect.signature(network.base_model.forward).parameters:
+            self._run_plain("takes no positions of tokens")
+        elif network.device.type == "cpu" and can_pack(network.dtype):
+            # Networks of other kinds read their layers' weights themselves.
             pack_linears(network.base_model, self.batch_tokens)
         return network
+
+    def _run_plain(self, reason: str) -> None:
+        sys.stderr.write(f"judge {self.model!r} {reason}: its rows are run in plain batches\n")
+        self._packs = False
 
     def identity(self) -> dict[str, str]:
         """Judge id and revision, dtype, tokenizer and chat template; see `Judge.identity`."""
@@ -224,6 +232,7 @@ class TransformersJudge(Judge):
         self, sequences: Sequence[Tokens], places: Sequence[tuple[int, int]], cuts: Sequence[int]
     ) -> Float[Tensor, "places width"]:
         """Last hidden states at (sequence, token) places."""
+        _ = self._network  # which knows whether its rows can be packed
         if not self._packs:
             lines, columns = torch.tensor(places).T
             return self._padded(sequences)[lines, columns]
@@ -311,11 +320,10 @@ class TransformersJudge(Judge):
                 return rows
             if not self._packs:
                 break
-            sys.stderr.write(
-                f"judge {self.model!r} computes in a way that sharing tokens would change (a "
-                f"label's probability by {difference:.2g}): its rows are run in plain batches\n"
+            self._run_plain(
+                "computes in a way that sharing tokens would change "
+                f"(a label's probability by {difference:.2g})"
             )
-            self._packs = False
             rows = self._judge_rows(work, cuts)
         raise RuntimeError(
             f"judge {self.model!r} is not safe to batch: a row's label probability differs by "

@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from multiprocessing import resource_tracker
 from typing import Any, Literal
 
 import torch
@@ -294,13 +295,16 @@ def _cpu_defaults(options: dict[str, Any]) -> dict[str, Any]:
 def _own_terminal() -> Iterator[None]:
     """Processes that start in here write to stderr and leave Ctrl-C to this one.
 
-    Stdout is the command's answer. A worker that Ctrl-C ends on its own leaves vLLM waiting; here
-    it takes effect once the engine is ready, and this process then ends the others.
+    Stdout is the command's answer. While the engine starts, vLLM loses a Ctrl-C or waits for a
+    worker that it has ended: it takes effect at the end of the block.
     """
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    interrupts: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    resource_tracker.ensure_running()  # started later, it would undo the mask
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # new processes inherit it
     try:
         yield
     finally:
@@ -308,3 +312,6 @@ def _own_terminal() -> Iterator[None]:
         os.dup2(stdout, 1)
         os.close(stdout)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+    if interrupts and callable(handler):
+        handler(signal.SIGINT, None)
