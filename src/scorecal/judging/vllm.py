@@ -272,7 +272,7 @@ def _vllm() -> Any:
     except ImportError as error:
         raise ValueError(
             f"VllmJudge needs the package vllm, which can't be imported: {error}. "
-            "Run `pip install 'scorecal[vllm]'`."
+            "Run `pip install vllm` and then install scorecal, in an environment of their own."
         ) from error
     return vllm
 
