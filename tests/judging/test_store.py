@@ -1,5 +1,6 @@
 """What a finished store holds, and how damage to it is noticed."""
 
+import hashlib
 import json
 
 import pyarrow as pa
@@ -119,6 +120,14 @@ def test_a_plan_knows_the_same_job_again(job, watched):
     other = job.plan(watched(batch_tokens=900))
     assert other.digest == first.digest
     assert other.chunks != first.chunks
+
+
+def test_a_plans_digest_is_that_of_stores_made_before(job, watched):
+    plan = job.plan(watched())
+    lines = [[question.kind, question.key, list(row.input_ids)]
+             for question, row in zip(plan.questions, plan.encoded, strict=True)]  # fmt: skip
+    content = json.dumps([plan.identity, lines]).encode()
+    assert plan.digest == hashlib.sha256(content).hexdigest()
 
 
 def test_an_unfinished_store_goes_on_in_the_batches_it_was_begun_in(job, watched, unbroken):

@@ -1,7 +1,10 @@
 """The two products of an elicitation: layers with packed weights, and the LM head in float32."""
 
+import ctypes
+import mmap
 import os
 import platform
+import sys
 from typing import Any
 
 import torch
@@ -9,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 _VOCABULARY_BLOCK = 16384
+_PAGEOUT = 21  # MADV_PAGEOUT, which Python doesn't name; Linux 5.4
 
 
 class PackedLinear(torch.nn.Module):
@@ -52,6 +56,21 @@ def pack_linears(network: torch.nn.Module, rows: int) -> None:
             # Not its subclasses: a quantised layer keeps its own product.
             if type(child) is torch.nn.Linear:
                 setattr(module, name, PackedLinear(child, rows))
+                _page_out(child.weight.data)
+
+
+def _page_out(weight: Tensor) -> None:
+    """Let go of a weight's pages of the mapped file, which stays mapped for the other weights.
+
+    Harmless where the weight isn't mapped or still used: pages come back when they are read.
+    """
+    if sys.platform != "linux":
+        return
+    size = mmap.PAGESIZE
+    start = -(-weight.data_ptr() // size) * size
+    length = (weight.data_ptr() + weight.nbytes) // size * size - start
+    if length > 0:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _PAGEOUT)
 
 
 def log_softmax_at(

@@ -91,10 +91,12 @@ def make_plan(
         "scale": task.scale,
         "labels": json.dumps(label_ids(judge, template, questions)),
     }
-    digest = hashlib.sha256(json.dumps(identity).encode())
-    for question, row in zip(questions, encoded, strict=True):
+    # The bytes of json.dumps([identity, lines]), which would be a copy of the whole job.
+    digest = hashlib.sha256(f"[{json.dumps(identity)}, [".encode())
+    for at, (question, row) in enumerate(zip(questions, encoded, strict=True)):
         line = [question.kind, question.key, row.text or list(row.input_ids)]
-        digest.update(json.dumps(line).encode())
+        digest.update(f"{', ' if at else ''}{json.dumps(line)}".encode())
+    digest.update(b"]]")
     return Plan(questions, encoded, judge.plan(prompts, encoded), identity, digest.hexdigest())
 
 

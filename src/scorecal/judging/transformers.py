@@ -298,7 +298,7 @@ class TransformersJudge(Judge):
     def _checked_rows(
         self, work: list["_Work"], cuts: Sequence[int], rows: list["_Row"]
     ) -> list["_Row"]:
-        """Compare a chunk's longest and shortest row with the same rows alone.
+        """Compare a chunk's longest row, and one half as long, with the same rows alone.
 
         The first chunk is checked, and any with a row twice as long as those checked: windows and
         scaled positions show in long rows only.
@@ -307,7 +307,9 @@ class TransformersJudge(Judge):
         if not self._checked:
             self._check_head(work[0])
         lengths = [len(row) for row, _ in work]
-        ends = {lengths.index(max(lengths)), lengths.index(min(lengths))}
+        ends = {lengths.index(max(lengths))}
+        if 2 * min(lengths) <= max(lengths):
+            ends.add(lengths.index(min(lengths)))
         alone = {at: self._label_logprobs([work[at]], ())[0][0].exp() for at in ends}
         self.tokens_computed, self._packs = counted, packs
         self._checked = max(lengths)
@@ -335,6 +337,7 @@ class TransformersJudge(Judge):
     def _check_head(self, work: "_Work") -> None:
         """Stop where our own LM head gives other probabilities than the model's."""
         row, tree = work
+        row = row[:8]  # what comes after the head is the same for any length
         ids = torch.tensor([list(row)], device=self._network.device)
         own = self._network(ids, use_cache=False).logits[0, -1].float().log_softmax(-1)
         tokens = tree.children[()]
