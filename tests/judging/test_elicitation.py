@@ -98,7 +98,7 @@ def test_a_process_killed_while_finishing_loses_nothing(step, job, watched, unbr
     class Killed(BaseException):
         pass
 
-    def killed(path, *rest):
+    def killed(path, *rest, **_):
         if path.name != "plan.json":
             raise Killed
         return write(path, *rest)
@@ -224,3 +224,17 @@ def test_the_default_folder_names_task_judge_and_plan(job, watched, monkeypatch,
     monkeypatch.chdir(tmp_path)
     store = elicit(watched(), *job.parts())
     assert re.fullmatch(r"stores/sts-tiny-llama-[0-9a-f]{8}", store.folder.as_posix())
+
+
+def test_what_a_kill_at_the_very_end_left_is_cleared_away(job, watched, unbroken):
+    """Found by killing: the last file half written, or all written and the plan still there."""
+    with pytest.raises(Interrupted):
+        job.run(watched(patience=3))
+    (job.store / ".judgements.parquet.7.partial").write_bytes(b"half")
+    job.run(watched())
+    assert sorted(path.name for path in job.store.iterdir()) == sorted(unbroken.files)
+    (job.store / "plan.json").write_text("{}")
+    (job.store / "parts").mkdir()
+    (job.store / "parts" / "000000.parquet").write_bytes(b"")
+    job.run(watched(patience=0))
+    assert sorted(path.name for path in job.store.iterdir()) == sorted(unbroken.files)

@@ -60,6 +60,7 @@ def elicit(
     with _alone(store.folder) if first else contextlib.nullcontext():
         if store.is_complete:
             if first:
+                store.tidy()
                 _refresh(store, plan, items)
             return store
         return _fill(judge, task, template, plan, store, items, trainer)

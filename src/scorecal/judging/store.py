@@ -158,8 +158,14 @@ class Store:
         with replacing(self.folder / "judgements.parquet") as partial:
             pq.write_table(joined.take(position), partial, compression="zstd")
         self.refresh_items(items, {**manifest, "format": FORMAT, "out_of_memory": halved})
-        (self.folder / "plan.json").unlink()
-        shutil.rmtree(self.folder / "parts")
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove from a finished store what making it, or a kill at its very end, has left."""
+        (self.folder / "plan.json").unlink(missing_ok=True)
+        shutil.rmtree(self.folder / "parts", ignore_errors=True)
+        for partial in self.folder.glob(".*.partial"):
+            partial.unlink()
 
     def refresh_items(self, items: Iterable[Item], manifest: dict[str, Any]) -> None:
         """Write items (new gold scores invalidate no judgement) and the manifest."""
