@@ -19,16 +19,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from floor import linear_shapes, seconds_a_token, trie_tokens
+from floor import linear_shapes, seconds_a_token
 
 from scorecal.judging.judge import Prompt
 from scorecal.judging.task import Item, Task, Template, load_items
 from scorecal.judging.transformers import TransformersJudge
+from scorecal.judging.trie import trie_tokens
 from scorecal.judging.weights import folder_names
 
 HERE = Path(__file__).parent
@@ -263,7 +265,7 @@ def main() -> None:
             sizes = {
                 "prompts": len(rows),
                 "tokens": sum(lengths),
-                "trie": trie_tokens([row["ids"] for row in rows]),
+                "trie": trie_tokens([array("i", row["ids"]) for row in rows]),
             }
             before = seconds_a_token(shapes, dtype)
             for name in given.engines:

@@ -400,7 +400,7 @@ def test_time_and_cost_are_estimated_from_one_wave_of_requests(model, tiny, ask)
     with _Server(model) as served:
         judge = judge_of(served, tiny, price=2.0, concurrency=40)
         encoded = judge.encode(prompts)
-        expected = judge.expected(judge.plan(prompts, encoded), encoded)
+        expected = judge.expected(prompts, encoded)
     tokens = sum(len(row.input_ids) for row in encoded)
     assert expected["cost"] == pytest.approx(tokens * 2e-6)
     assert 0 < expected["seconds"] < 60

@@ -36,7 +36,7 @@ def plain_bfloat16(folder, prompts):
     """Each prompt by itself through the model's own attention; the LM head in float32."""
     judge = TransformersJudge(folder, dtype="bfloat16")
     judge._packs = False
-    work = [(row.input_ids, judge._tree(prompt))
+    work = [(row.input_ids, judge._files.tokens.label_tree(prompt))
             for row, prompt in zip(judge.encode(prompts), prompts, strict=True)]  # fmt: skip
     return [judge._label_logprobs([one], ())[0][0].exp() for one in work]
 

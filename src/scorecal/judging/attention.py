@@ -29,16 +29,21 @@ class Cascade:
     Args:
         packed: the chunk.
         above: keys and values of its first `packed.base` tokens.
+        device: where the network runs.
         keep: collect in `kept` the keys and values of `above` and this chunk together.
     """
 
-    def __init__(self, packed: Packed, above: Kept, *, keep: bool) -> None:
+    def __init__(self, packed: Packed, above: Kept, device: torch.device, *, keep: bool) -> None:
         self.packed = packed
         self.above = above
         self.kept: Kept | None = {} if keep else None
-        self.positions = torch.tensor(packed.positions)
+        self.positions = torch.tensor(packed.positions, device=device)
         self.longest = max(packed.positions) + 1
-        self._groups = list(_groups(packed.pieces))
+        # Once for all layers.
+        self._groups = [
+            (places.to(device), places[real].to(device), real.flatten().to(device))
+            for places, real in _groups(packed.pieces)
+        ]
 
     def attend(
         self,
@@ -62,15 +67,14 @@ class Cascade:
             )
         if window is not None and window >= self.longest:
             window = None  # no row is long enough for it
-        kernel = _Kernel(scale, window, softcap, self.positions.to(query.device))
+        kernel = _Kernel(scale, window, softcap, self.positions)
         _, heads, tokens, _ = query.shape
         out = query.new_empty(1, heads, tokens, value.shape[-1], dtype=torch.float32)
         weight = query.new_empty(1, heads, tokens, dtype=torch.float32)
-        for places, real in self._groups:
-            part, mass = kernel.own(query, key, value, places.to(query.device))
-            target = places[real].to(query.device)
-            out[:, :, target] = part[:, :, real.flatten()].float()
-            weight[:, :, target] = mass[:, :, real.flatten()]
+        for places, target, real in self._groups:
+            part, mass = kernel.own(query, key, value, places)
+            out[:, :, target] = part[:, :, real].float()
+            weight[:, :, target] = mass[:, :, real]
         for start, stop, end in self.packed.pieces:
             if end > stop:
                 rows, piece = slice(stop, end), slice(start, stop)

@@ -19,15 +19,22 @@ class Checkpoint:
         revision: revision of a hub id.
         dtype: of the weights, by torch's name.
         chat_template: a Jinja file instead of the tokenizer's template, or `plain`.
+        limit: tokens that the engine reads, where that is less than the model could.
     """
 
     def __init__(
-        self, model: str | None, revision: str | None, dtype: str, chat_template: str | None
+        self,
+        model: str | None,
+        revision: str | None,
+        dtype: str,
+        chat_template: str | None,
+        limit: int | None = None,
     ) -> None:
         self.model = model
         self.revision = revision
         self.dtype = dtype
         self.chat_template = chat_template
+        self.limit = limit
 
     @functools.cached_property
     def folder(self) -> str:
@@ -96,7 +103,8 @@ class Checkpoint:
     @functools.cached_property
     def tokens(self) -> PromptTokenizer:
         """The tokenizer of prompts."""
-        limit = getattr(self.config, "max_position_embeddings", None)
+        limits = [getattr(self.config, "max_position_embeddings", None), self.limit]
+        limit = min((int(limit) for limit in limits if limit and int(limit) > 0), default=None)
         return PromptTokenizer(
             self.tokenizer, str(self.model), limit, plain=self.chat_template == "plain"
         )

@@ -155,7 +155,8 @@ def announcement(counts: dict[str, int], expected: dict[str, float]) -> str:
 
 def expectation(judge: Judge, plan: Plan) -> dict[str, float]:
     """What the engine says a job will take, else what this judge took here before."""
-    expected = judge.expected(plan.chunks, plan.encoded)
+    prompts = [question.prompt for question in plan.questions]
+    expected = judge.expected(prompts, plan.encoded)
     rate = _rates().get(_rate_key(plan.identity))
     if "seconds" not in expected and rate:
         expected["seconds"] = sum(map(plan.weight, range(len(plan.chunks)))) / rate

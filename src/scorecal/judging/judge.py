@@ -119,7 +119,7 @@ class Judge(ABC):
     ) -> list[str]:
         """Continue each user turn by up to `max_tokens` sampled tokens."""
 
-    def expected(self, plan: Sequence[Chunk], encoded: Sequence[Encoded]) -> dict[str, float]:
+    def expected(self, prompts: Sequence[Prompt], encoded: Sequence[Encoded]) -> dict[str, float]:
         """What a job will take, as far as the engine can tell: `seconds`, `cost`."""
         return {}
 

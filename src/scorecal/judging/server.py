@@ -18,6 +18,7 @@ from scorecal.judging.endpoint import Endpoint, Malformed, Refused, choices
 from scorecal.judging.judge import Chunk, Encoded, Judge, Judgement, Prompt, Unsupported
 from scorecal.judging.labels import LabelTree
 from scorecal.judging.next_tokens import Line, NextTokens, Steps, chat
+from scorecal.judging.trie import in_order
 
 _CHUNK = 256  # prompts; what an interruption loses at most
 # Digits, accents, scripts and white space, in which tokenizers differ.
@@ -66,7 +67,6 @@ class ServerJudge(Judge):
         self.timeout = timeout
         self.price = price
         self.halved: list[int] = []
-        self._lines_per_prompt = 1.0
 
     # What is known without a request
 
@@ -140,15 +140,12 @@ class ServerJudge(Judge):
 
     def plan(self, prompts: Sequence[Prompt], encoded: Sequence[Encoded]) -> list[Chunk]:
         """Prompts that begin alike stand together: a server's prefix cache holds a while."""
-        trees = [self._labels(prompt)[0] for prompt in prompts]
-        self._lines_per_prompt = sum(len(tree.children) for tree in trees) / max(len(trees), 1)
-        order = sorted(range(len(prompts)), key=lambda i: (encoded[i].input_ids, encoded[i].text))
-        return [Chunk(order[start : start + _CHUNK]) for start in range(0, len(order), _CHUNK)]
+        return in_order(encoded, _CHUNK)
 
     def _labels(self, prompt: Prompt) -> tuple[LabelTree, dict[int, str]]:
         """The labels' tree, and the text of its tokens where ids may not be what is listed."""
         if self._files is not None:
-            return LabelTree(self._files.tokens.label_ids(prompt)), {}
+            return self._files.tokens.label_tree(prompt), {}
         # Each form is one token, and its number here stands for its unknown id.
         forms = [form for level in prompt.labels for form in level]
         numbers = iter(range(len(forms)))
@@ -240,19 +237,14 @@ class ServerJudge(Judge):
         reason = f"The server of {self.model!r} gives no prompt log-probabilities."
         if self._files is None:
             raise Unsupported(reason)
-        tokens = self._files.tokens
-        head, foot = tokens.frame
-        tail = len(tokens.ids(foot)) if foot else 0
-        # The first token has no prediction where nothing stands before it.
-        start = max(len(tokens.ids(head)), 1)
-        rows = [tokens.prompt_ids(Prompt(text, "", "", "", ())) for text in prompts]
+        turns = [self._files.tokens.turn(text) for text in prompts]
 
-        def mean_losses(batch: list[list[int]]) -> list[float]:
+        def mean_losses(batch: list[tuple[Sequence[int], range]]) -> list[float]:
             def read(answer: dict[str, Any]) -> list[float]:
                 losses = []
-                for row, choice in zip(batch, choices(answer, len(batch)), strict=True):
+                for (row, span), choice in zip(batch, choices(answer, len(batch)), strict=True):
                     values = (choice.get("logprobs") or {}).get("token_logprobs") or []
-                    own = values[start : len(row) - tail]
+                    own = values[span.start : span.stop]
                     if len(values) < len(row) or None in own:
                         raise Unsupported(reason)
                     losses.append(-math.fsum(own) / len(own))
@@ -260,11 +252,12 @@ class ServerJudge(Judge):
                         raise Malformed(f"{losses[-1]} is no mean log-likelihood.")
                 return losses
 
-            body = {"prompt": batch, "echo": True, "logprobs": 1, "max_tokens": 0}
+            rows = [list(row) for row, _ in batch]
+            body = {"prompt": rows, "echo": True, "logprobs": 1, "max_tokens": 0}
             return self._endpoint.ask("/completions", body, read)
 
         try:
-            losses = self._in_parallel(mean_losses, rows)
+            losses = self._in_parallel(mean_losses, turns)
         except Refused:
             raise Unsupported(reason) from None
         return torch.tensor(losses, dtype=torch.float64).exp()
@@ -284,7 +277,7 @@ class ServerJudge(Judge):
         if self._files is None:
             body = chat(text)
         else:
-            body = {"prompt": self._files.tokens.prompt_ids(Prompt(text, "", "", "", ()))}
+            body = {"prompt": list(self._files.tokens.turn(text)[0])}
 
         def read(answer: Any) -> str:
             [choice] = choices(answer, 1)
@@ -292,15 +285,14 @@ class ServerJudge(Judge):
 
         return self._endpoint.ask(self._next.path, {**body, **sampling}, read)
 
-    def expected(self, plan: Sequence[Chunk], encoded: Sequence[Encoded]) -> dict[str, float]:
+    def expected(self, prompts: Sequence[Prompt], encoded: Sequence[Encoded]) -> dict[str, float]:
         """Seconds and cost, by timing one wave of requests; see `Judge.expected`."""
-        indices = [index for chunk in plan for index in chunk.prompts]
-        if not indices:
+        if not encoded:
             return {"seconds": 0.0, "cost": 0.0}
-        wave = indices[:: max(1, len(indices) // self.concurrency)][: self.concurrency]
+        wave = encoded[:: max(1, len(encoded) // self.concurrency)][: self.concurrency]
+        lines = sum(len(self._labels(prompt)[0].children) for prompt in prompts)
 
-        def send(index: int) -> int:
-            row = encoded[index]
+        def send(row: Encoded) -> int:
             body = chat(row.text) if self._files is None else {"prompt": list(row.input_ids)}
             return self._endpoint.count(self._next.path, body)
 
@@ -308,7 +300,7 @@ class ServerJudge(Judge):
         started = time.monotonic()
         with ThreadPoolExecutor(self.concurrency) as pool:
             tokens = sum(pool.map(send, wave))
-        waves = len(indices) * self._lines_per_prompt / len(wave)
+        waves = lines / len(wave)
         seconds = waves * (time.monotonic() - started)
         if self.price is None:
             return {"seconds": seconds}

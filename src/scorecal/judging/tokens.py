@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from scorecal.judging.judge import Prompt
+from scorecal.judging.labels import LabelTree
 
 _SENTINEL = "\ue000scorecal\ue000"  # private-use characters: no template and no item holds them
 _BATCH = 1000  # prompts tokenised at once
@@ -185,6 +186,32 @@ class PromptTokenizer:
                 [self._form_ids(text, form) for form in level] for level in prompt.labels
             ]
         return self._label_cache[key]
+
+    def label_tree(self, prompt: Prompt) -> LabelTree:
+        """The labels of a prompt as disjoint events; prompts with the same labels share one."""
+        ids = self.label_ids(prompt)
+        # `_label_cache` keeps the list, so no other list has its id.
+        if id(ids) not in self._trees:
+            self._trees[id(ids)] = LabelTree(ids)
+        return self._trees[id(ids)]
+
+    @functools.cached_property
+    def _trees(self) -> dict[int, LabelTree]:
+        return {}
+
+    @functools.cached_property
+    def _frame_lengths(self) -> tuple[int, int]:
+        head, foot = self.frame
+        return len(self.ids(head)), len(self.ids(foot)) if foot else 0
+
+    def turn(self, text: str) -> tuple["array[int]", range]:
+        """Token ids of a text as a user turn, and which of them are its own and have a prediction.
+
+        The first token has none where nothing stands before it.
+        """
+        head, foot = self._frame_lengths
+        ids = array("i", self.prompt_ids(Prompt(text, "", "", "", ())))
+        return ids, range(max(head, 1), len(ids) - foot)
 
     def _form_ids(self, text: str, form: str) -> list[int]:
         prompt_ids, ids = self.ids(text), self.ids(text + form)

@@ -15,7 +15,6 @@ import contextlib
 import functools
 import inspect
 import sys
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -140,7 +139,7 @@ class TransformersJudge(Judge):
 
     def plan(self, prompts: Sequence[Prompt], encoded: Sequence[Encoded]) -> list[Chunk]:
         """Subtrees of the trie of all prompts, within the budgets; see `Judge.plan`."""
-        tails = [self._tree(prompt).paths for prompt in prompts]
+        tails = [self._files.tokens.label_tree(prompt).paths for prompt in prompts]
         return share([row.input_ids for row in encoded], tails, self._budget)
 
     @property
@@ -154,20 +153,12 @@ class TransformersJudge(Judge):
         size = getattr(torch, self.dtype).itemsize
         return max(1, min(self.batch_tokens, (self.batch_mb << 20) // (numbers * size)))
 
-    @functools.cached_property
-    def _trees(self) -> dict[str, LabelTree]:
-        return {}
-
-    def _tree(self, prompt: Prompt) -> LabelTree:
-        ids = self.label_ids(prompt)
-        return self._trees.setdefault(str(ids), LabelTree(ids))
-
     def judge_chunk(
         self, prompts: Sequence[Prompt], encoded: Sequence[Encoded], cuts: Sequence[int] = ()
     ) -> list[Judgement]:
         """Judge the prompts of one chunk; see `Judge.judge_chunk`."""
         work = [
-            (row.input_ids, self._tree(prompt))
+            (row.input_ids, self._files.tokens.label_tree(prompt))
             for row, prompt in zip(encoded, prompts, strict=True)
         ]
         rows = self._judge_rows(work, cuts)
@@ -205,26 +196,23 @@ class TransformersJudge(Judge):
         sequences = continued([row for row, _ in work], [tree.paths for _, tree in work])
         places, steps, sequence = [], [], 0
         for row, tree in work:
-            for path in tree.paths:
-                for depth in range(len(path) + 1):
-                    places.append((sequence, len(row) - 1 + depth))
-                    steps.append(tree.children.get(path[:depth], []))
-                sequence += 1
+            for prefix, tokens in tree.children.items():
+                at = next(at for at, path in enumerate(tree.paths)
+                          if path[: len(prefix)] == prefix)  # fmt: skip
+                places.append((sequence + at, len(row) - 1 + len(prefix)))
+                steps.append(tokens)
+            sequence += len(tree.paths)
         hidden = self._hidden(sequences, places, cuts)
-        logprobs, normaliser = self._log_softmax_at(hidden, steps)
-        results, start = [], 0
+        answers = zip(*self._log_softmax_at(hidden, steps), strict=True)
+        results = []
         for _, tree in work:
-            first = start
             step: dict[tuple[int, ...], float] = {}
-            for path in tree.paths:
-                for depth in range(len(path) + 1):
-                    prefix = path[:depth]
-                    for token, value in zip(
-                        tree.children.get(prefix, []), logprobs[start], strict=True
-                    ):
-                        step[(*prefix, token)] = value
-                    start += 1
-            results.append((tree.level_logprobs(step), normaliser[first]))
+            normalisers = []
+            for prefix, tokens in tree.children.items():
+                values, normaliser = next(answers)
+                step |= {(*prefix, token): at for token, at in zip(tokens, values, strict=True)}
+                normalisers.append(normaliser)
+            results.append((tree.level_logprobs(step), normalisers[0]))
         return results
 
     @torch.inference_mode()
@@ -238,7 +226,7 @@ class TransformersJudge(Judge):
             return self._padded(sequences)[lines, columns]
         above = self._beginning(sequences[0], cuts)
         packed = Packed(sequences, cuts[-1] if cuts else 0)
-        return self._packed(Cascade(packed, above, keep=False))[
+        return self._packed(Cascade(packed, above, self._network.device, keep=False))[
             [packed.place(sequence, token) for sequence, token in places]
         ]
 
@@ -252,7 +240,7 @@ class TransformersJudge(Judge):
                 continue
             del self._kept[depth:]
             base, above = (cuts[depth - 1], self._kept[-1][1]) if depth else (0, {})
-            cascade = Cascade(Packed([row[:cut]], base), above, keep=True)
+            cascade = Cascade(Packed([row[:cut]], base), above, self._network.device, keep=True)
             self._packed(cascade)
             assert cascade.kept is not None
             self._kept.append((row[:cut], cascade.kept))
@@ -260,14 +248,13 @@ class TransformersJudge(Judge):
         return self._kept[-1][1] if cuts else {}
 
     def _packed(self, cascade: Cascade) -> Float[Tensor, "tokens width"]:
-        device = self._network.device
-        ids = torch.tensor([cascade.packed.ids], device=device)
+        ids = torch.tensor([cascade.packed.ids], device=self._network.device)
         self.tokens_computed += ids.numel()
         token = _running.set(cascade)
         try:
             with self._attention("scorecal"):
                 return self._network.base_model(
-                    ids, position_ids=cascade.positions[None].to(device), use_cache=False
+                    ids, position_ids=cascade.positions[None], use_cache=False
                 ).last_hidden_state[0]
         finally:
             _running.reset(token)
@@ -352,25 +339,19 @@ class TransformersJudge(Judge):
     @torch.inference_mode()
     def perplexity(self, prompts: Sequence[str]) -> Float[Tensor, " prompts"]:
         """Perplexity of each text inside its user turn; see `Judge.perplexity`."""
-        tokens = self._files.tokens
-        head, foot = tokens.frame
-        bare, tail = len(tokens.ids(head)), len(tokens.ids(foot)) if foot else 0
-        rows = [array("i", tokens.prompt_ids(Prompt(text, "", "", "", ()))) for text in prompts]
+        turns = [self._files.tokens.turn(text) for text in prompts]
 
-        def mean_losses(part: list[Tokens]) -> list[float]:
-            # The first token has no prediction where nothing stands before it.
-            spans = [range(max(bare, 1), len(row) - tail) for row in part]
-            places = [(at, token - 1) for at, span in enumerate(spans) for token in span]
-            targets = [[row[token]] for row, span in zip(part, spans, strict=True)
-                       for token in span]  # fmt: skip
-            values, _ = self._log_softmax_at(self._hidden(part, places, ()), targets)
-            flat = iter(values)
-            return [-sum(next(flat)[0] for _ in span) / len(span) for span in spans]
+        def mean_losses(part: list[tuple[Tokens, range]]) -> list[float]:
+            places = [(at, token - 1) for at, (_, span) in enumerate(part) for token in span]
+            targets = [[row[token]] for row, span in part for token in span]
+            hidden = self._hidden([row for row, _ in part], places, ())
+            flat = iter(self._log_softmax_at(hidden, targets)[0])
+            return [-sum(next(flat)[0] for _ in span) / len(span) for _, span in part]
 
         counted = self.tokens_computed
         losses = torch.empty(len(prompts), dtype=torch.float64)
-        for chunk in share(rows, [[()]] * len(rows), _PERPLEXITY_TOKENS):
-            part = [rows[index] for index in chunk.prompts]
+        for chunk in share([row for row, _ in turns], [[()]] * len(turns), _PERPLEXITY_TOKENS):
+            part = [turns[index] for index in chunk.prompts]
             losses[chunk.prompts] = torch.tensor(
                 self._halving(mean_losses, part), dtype=torch.float64
             )

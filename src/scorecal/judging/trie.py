@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from scorecal.judging.judge import Chunk
+from scorecal.judging.judge import Chunk, Encoded
 
 # A piece is shared in a chunk if that saves so many tokens: each costs a few small kernel calls a
 # layer, about as long as a few tokens' matrix products.
@@ -143,7 +143,10 @@ def share(
     order = sorted(range(len(rows)), key=lambda index: (rows[index], index))
     ordered = [rows[index] for index in order]
     ends = [tails[index] for index in order]
-    sizes = {id(tail): trie_tokens([array("i", path) for path in tail]) for tail in ends}
+    different = {id(tail): tail for tail in ends}
+    sizes = {
+        key: trie_tokens([array("i", path) for path in tail]) for key, tail in different.items()
+    }
     counts = [sizes[id(tail)] for tail in ends]
     chunks: list[Chunk] = []
     units: list[Node] = []
@@ -182,6 +185,12 @@ def share(
             flush(cuts)
             path.pop()
     return chunks
+
+
+def in_order(encoded: Sequence[Encoded], size: int) -> list[Chunk]:
+    """Chunks of `size` prompts, sorted so that an engine's own prefix cache hits."""
+    order = sorted(range(len(encoded)), key=encoded.__getitem__)
+    return [Chunk(order[start : start + size]) for start in range(0, len(order), size)]
 
 
 class Piece(NamedTuple):

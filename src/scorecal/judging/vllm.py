@@ -27,8 +27,7 @@ from torch import Tensor
 
 from scorecal.judging.checkpoint import Checkpoint
 from scorecal.judging.judge import Chunk, Encoded, Judge, Judgement, Prompt
-from scorecal.judging.labels import LabelTree
-from scorecal.judging.tokens import PromptTokenizer
+from scorecal.judging.trie import in_order
 from scorecal.judging.weights import fast_dtype
 
 _CHUNK = 1024
@@ -78,21 +77,8 @@ class VllmJudge(Judge):
 
     @functools.cached_property
     def _files(self) -> Checkpoint:
-        return Checkpoint(self.model, self.revision, self.dtype, self.chat_template)
-
-    @functools.cached_property
-    def _tokens(self) -> PromptTokenizer:
-        """The tokenizer of prompts; it knows of a context that `max_model_len` makes shorter."""
-        limits = [
-            getattr(self._files.config, "max_position_embeddings", None),
-            self.options.get("max_model_len"),
-        ]
-        return PromptTokenizer(
-            self._files.tokenizer,
-            str(self.model),
-            min((int(limit) for limit in limits if limit and int(limit) > 0), default=None),
-            plain=self.chat_template == "plain",
-        )
+        limit = self.options.get("max_model_len")
+        return Checkpoint(self.model, self.revision, self.dtype, self.chat_template, limit)
 
     def identity(self) -> dict[str, str]:
         """The same as any engine's for these files; see `Judge.identity`."""
@@ -114,7 +100,7 @@ class VllmJudge(Judge):
 
     def encode(self, prompts: Sequence[Prompt], *, truncate: bool = False) -> list[Encoded]:
         """Tokenise prompts as they will be judged; see `Judge.encode`."""
-        return [Encoded(ids) for ids in self._tokens.rows(prompts, truncate=truncate)]
+        return self._files.encode(prompts, truncate=truncate)
 
     def decode(self, encoded: Encoded) -> str:
         """The text that the model reads; see `Judge.decode`."""
@@ -122,12 +108,11 @@ class VllmJudge(Judge):
 
     def label_ids(self, prompt: Prompt) -> list[list[list[int]]]:
         """Token ids of every surface form of every level; see `Judge.label_ids`."""
-        return self._tokens.label_ids(prompt)
+        return self._files.tokens.label_ids(prompt)
 
     def plan(self, prompts: Sequence[Prompt], encoded: Sequence[Encoded]) -> list[Chunk]:
         """Sorted prompts, so that the engine's prefix cache hits; see `Judge.plan`."""
-        order = sorted(range(len(encoded)), key=lambda index: encoded[index].input_ids)
-        return [Chunk(order[at : at + _CHUNK]) for at in range(0, len(order), _CHUNK)]
+        return in_order(encoded, _CHUNK)
 
     # The engine
 
@@ -199,7 +184,7 @@ class VllmJudge(Judge):
         self, prompts: Sequence[Prompt], encoded: Sequence[Encoded], cuts: Sequence[int] = ()
     ) -> list[Judgement]:
         """Judge the prompts of one chunk; see `Judge.judge_chunk`."""
-        trees = [LabelTree(self.label_ids(prompt)) for prompt in prompts]
+        trees = [self._files.tokens.label_tree(prompt) for prompt in prompts]
         asked = [
             (index, prefix, children[at : at + _MOST_TOKENS])
             for index, tree in enumerate(trees)
@@ -222,20 +207,15 @@ class VllmJudge(Judge):
 
     def perplexity(self, prompts: Sequence[str]) -> Float[Tensor, " prompts"]:
         """Perplexity of each text inside its user turn; see `Judge.perplexity`."""
-        head, foot = self._tokens.frame
-        # The first token has no prediction where nothing stands before it.
-        start = max(len(self._tokens.ids(head)), 1)
-        tail = len(self._tokens.ids(foot)) if foot else 0
-        rows = [self._tokens.prompt_ids(Prompt(text, "", "", "", ())) for text in prompts]
+        turns = [self._files.tokens.turn(text) for text in prompts]
         # No alternatives, only the prompt's own tokens; such requests read no prefix cache.
         params = _vllm().SamplingParams(
             max_tokens=1, temperature=0, prompt_logprobs=0, detokenize=False
         )
         losses = []
-        for row, output in zip(rows, self._run(rows, params), strict=True):
-            own = [
-                output.prompt_logprobs[at][row[at]].logprob for at in range(start, len(row) - tail)
-            ]
+        outputs = self._run([row for row, _ in turns], params)
+        for (row, span), output in zip(turns, outputs, strict=True):
+            own = [output.prompt_logprobs[at][row[at]].logprob for at in span]
             losses.append(-torch.tensor(own, dtype=torch.float64).mean())
         return torch.stack(losses).exp()
 
@@ -256,7 +236,7 @@ class VllmJudge(Judge):
             )
             for index in range(len(prompts))
         ]
-        rows = [self._tokens.prompt_ids(Prompt(text, "", "", "", ())) for text in prompts]
+        rows = [self._files.tokens.turn(text)[0] for text in prompts]
         return [
             tokenizer.decode(output.outputs[0].token_ids, skip_special_tokens=True)
             for output in self._run(rows, params)
