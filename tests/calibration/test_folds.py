@@ -123,12 +123,19 @@ def test_every_combination_of_selected_values_is_a_candidate_in_order():
         ({"ridge_bias": "auto", "learn": []}, (RIDGE,), (RIDGE,)),
         ({"ridge_mixing": "auto", "learn": MIXING}, (RIDGE,), (*RIDGES, math.inf)),
         ({"ridge_mixing": 3.0, "learn": MIXING}, (RIDGE,), (3.0,)),
-        ({"ridge_bias": "auto", "learn": MIXING}, RIDGES, (*RIDGES, math.inf)),
     ],
 )
 def test_an_automatic_ridge_is_a_grid_where_it_is_used(options, biases, mixings):
     found = candidates(HeadSettings(**options), None)
     assert [candidate[3:] for candidate in found] == list(product(biases, mixings))
+
+
+def test_two_automatic_ridges_are_a_cross_each_at_the_others_default():
+    found = [candidate[3:] for candidate in
+             candidates(HeadSettings(ridge_bias="auto", learn=MIXING), None)]  # fmt: skip
+    assert sorted(found) == sorted(
+        [(rho, math.inf) for rho in RIDGES] + [(RIDGE, rho) for rho in (*RIDGES, math.inf)]
+    )
 
 
 def test_the_ridge_grid_runs_over_six_decades_by_halves():

@@ -84,8 +84,7 @@ def test_the_head_is_linear_in_natural_parameters_whatever_is_learned(learn, tem
     options = HeadSettings(learn=learn, temperature_on=temperature_on)
     head = NaturalHead(random_problems(), options)
     natural = random_natural(head)
-    offset, features = head.affine(LOGPROBS, ASSISTANT)
-    linear = offset + (features @ natural[:, None, :, None]).squeeze(-1)
+    linear = head.design(LOGPROBS, ASSISTANT).logits(natural)
     parameters = head.parameters(natural)
     assert_close(
         linear, head_logits(parameters, LOGPROBS, ASSISTANT, temperature_on=temperature_on)

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
@@ -155,14 +155,30 @@ def candidates(settings: HeadSettings, select: Select | None) -> list[_Candidate
         if name == "temperature" and values is not None and not min(values) > 0:
             raise ValueError(f"`model.select.temperature` must be above 0, got {min(values)}.")
         grids.append(values if values is not None else [getattr(settings, name)])
-    for name, extra in (("ridge_bias", ()), ("ridge_mixing", (math.inf,))):
+    given: dict[str, Any] = {}
+    for name in ("ridge_bias", "ridge_mixing"):
         value = getattr(settings, name)
-        learned = "mixing" in settings.learn if name == "ridge_mixing" else settings.learn
-        if value == "auto":
-            grids.append((*RIDGES, *extra) if learned else [RIDGE])
-        else:
-            grids.append([value])
-    return [_Candidate(*values) for values in itertools.product(*grids)]
+        learned = "mixing" in settings.learn if name == "ridge_mixing" else bool(settings.learn)
+        given[name] = RIDGE if value == "auto" and not learned else value
+    ridges: list[tuple[float, float]]
+    bias, mixing = given["ridge_bias"], given["ridge_mixing"]
+    if bias == "auto" and mixing == "auto":
+        # A cross, not a product: each ridge at the other's default.
+        ridges = [(rho, math.inf) for rho in RIDGES] + [(RIDGE, rho) for rho in RIDGES]
+        ridges.append((RIDGE, math.inf))
+    else:
+        ridges = list(
+            itertools.product(
+                RIDGES if bias == "auto" else [bias],
+                (*RIDGES, math.inf) if mixing == "auto" else [mixing],
+            )
+        )
+    return [
+        _Candidate(strength, temperature, contrast, *pair)
+        for (strength, temperature, contrast), pair in itertools.product(
+            itertools.product(*grids), ridges
+        )
+    ]
 
 
 def make_problems(

@@ -128,6 +128,78 @@ def head_logits(
     return (normalised + shift) / temperature
 
 
+class Design(NamedTuple):
+    """Logits that are linear in natural parameters: shared ones first, then those of each level.
+
+    A level's parameters multiply the same features of the item: 1 for δ, l̂ - μ for its row of M.
+    The columns [..., levels x features] of all items are never written out.
+    """
+
+    offset: Float[Tensor, "problems items levels"]
+    shared: Float[Tensor, "problems items levels shared"]
+    per_level: Float[Tensor, "problems items features"]
+    bias_first: bool
+    """All of δ stands before M in the natural parameters."""
+
+    def take(self, index: Int[Tensor, " chosen"]) -> "Design":
+        """The rows of some problems."""
+        return Design(
+            self.offset[index], self.shared[index], self.per_level[index], self.bias_first
+        )
+
+    def _by_level(self, flat: Float[Tensor, "problems columns"]) -> Tensor:
+        """Level parameters as [problems, levels, features]."""
+        levels = self.offset.shape[-1]
+        if self.bias_first:
+            mixing = flat[:, levels:].unflatten(-1, (levels, levels))
+            return torch.cat([flat[:, :levels].unsqueeze(-1), mixing], -1)
+        return flat.unflatten(-1, (levels, self.per_level.shape[-1]))
+
+    def _flat(self, by_level: Float[Tensor, "problems *left levels features"]) -> Tensor:
+        """The inverse of `_by_level` along the last two axes."""
+        if self.bias_first:
+            return torch.cat([by_level[..., 0], by_level[..., 1:].flatten(-2)], -1)
+        return by_level.flatten(-2)
+
+    def logits(
+        self, natural: Float[Tensor, "problems columns"]
+    ) -> Float[Tensor, "problems items levels"]:
+        """The head's logits."""
+        count = self.shared.shape[-1]
+        result = self.offset + (self.shared @ natural[:, None, :count, None]).squeeze(-1)
+        if self.per_level.shape[-1]:
+            result = result + self.per_level @ self._by_level(natural[:, count:]).mT
+        return result
+
+    def pulled_back(
+        self, slopes: Float[Tensor, "problems items levels"]
+    ) -> Float[Tensor, "problems columns"]:
+        """Sum over items of a derivative by logits, as one by natural parameters."""
+        shared = (self.shared * slopes.unsqueeze(-1)).sum((1, 2))
+        return torch.cat([shared, self._flat(slopes.mT @ self.per_level)], -1)
+
+    def curvature(
+        self, curved: Float[Tensor, "problems items levels levels"]
+    ) -> Float[Tensor, "problems columns columns"]:
+        """Sum over items of symmetric second derivatives by logits, by natural parameters."""
+        problems, items, levels, count = self.shared.shape
+        features = self.per_level.shape[-1]
+        half = curved @ self.shared
+        corner = self.shared.flatten(1, 2).mT @ half.flatten(1, 2)
+        if not features:
+            return corner
+        # side[s, k, a] = Σ half[i, k, s] · x[i, a]
+        side = (half.flatten(2).mT @ self.per_level).view(problems, levels, count, features)
+        side = self._flat(side.transpose(1, 2))
+        square = (self.per_level.unsqueeze(-1) * self.per_level.unsqueeze(-2)).flatten(2)
+        body = (curved.flatten(2).mT @ square).view(
+            problems, levels, levels, features, features
+        )  # [k, l, a, b]
+        body = self._flat(body.permute(0, 1, 3, 2, 4))  # [k, a, (l, b)]
+        body = self._flat(body.permute(0, 3, 1, 2))
+        return torch.cat([torch.cat([corner, side], -1), torch.cat([side.mT, body], -1)], -2)
+
+
 class NaturalHead:
     """The head as a function of its learned natural parameters, linear in each.
 
@@ -173,15 +245,15 @@ class NaturalHead:
                 natural[:, self.columns[name]] = value.unsqueeze(-1)
         return natural
 
-    def affine(
-        self, logprobs: Float[Tensor, "items levels"], assistant: Float[Tensor, "items levels"]
-    ) -> tuple[
-        Float[Tensor, "problems items levels"], Float[Tensor, "problems items levels columns"]
-    ]:
-        """Offset and features of z = offset + features @ natural."""
+    def design(
+        self,
+        logprobs: Float[Tensor, "*#problems items levels"],
+        assistant: Float[Tensor, "*#problems items levels"],
+    ) -> "Design":
+        """The head's logits as a linear function of its learned natural parameters."""
         problems, settings = self.problems, self.settings
         normalised = logprobs.log_softmax(-1)
-        shape = (len(problems.prior), *normalised.shape)
+        shape = (len(problems.prior), *normalised.shape[-2:])
         scaled, offset = normalised.expand(shape), normalised.new_zeros(shape)
         prior, assisted = problems.prior.unsqueeze(1).expand(shape), (-assistant).expand(shape)
         for name, term in (("strength", prior), ("contrast", assisted)):
@@ -192,24 +264,21 @@ class NaturalHead:
                 scaled = scaled + fixed
             else:
                 offset = offset + fixed
-        features = []
-        if "temperature" in self.columns:
-            features.append(scaled.unsqueeze(-1))
-        else:
+        if "temperature" not in self.columns:
             offset = offset + scaled / problems.temperature[:, None, None]
-        if "strength" in self.columns:
-            features.append(prior.unsqueeze(-1))
-        if "contrast" in self.columns:
-            features.append(assisted.unsqueeze(-1))
-        levels = shape[-1]
-        unit = torch.eye(levels, dtype=normalised.dtype, device=normalised.device)
+        terms = {"temperature": scaled, "strength": prior, "contrast": assisted}
+        shared = [term for name, term in terms.items() if name in self.columns]
+        per_level = []
         if "bias" in self.columns:
-            features.append(unit.expand(*shape, levels))
+            per_level.append(normalised.new_ones(*shape[:-1], 1))
         if "mixing" in self.columns:
-            deviation = normalised - problems.centre.unsqueeze(1)
-            rows = unit[:, :, None] * deviation[:, :, None, None, :]
-            features.append(rows.flatten(-2))
-        return offset, torch.cat(features, -1) if features else normalised.new_zeros(*shape, 0)
+            per_level.append((normalised - problems.centre.unsqueeze(1)).expand(shape))
+        return Design(
+            offset,
+            torch.stack(shared, -1) if shared else normalised.new_zeros(*shape, 0),
+            torch.cat(per_level, -1) if per_level else normalised.new_zeros(*shape[:-1], 0),
+            "bias" in self.columns and "mixing" in self.columns,
+        )
 
     def penalty(self, natural: Float[Tensor, "problems columns"]) -> Float[Tensor, " problems"]:
         """Ridge on the distance from the start; no separable data escapes it.

@@ -10,9 +10,11 @@ from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 
 from scorecal.calibration.calibrators import constant_fit, ridge_fit
+from scorecal.calibration.choice import choose, held_out_losses
 from scorecal.calibration.data import Batch, ScoreData
 from scorecal.calibration.fitted import Fitted
 from scorecal.calibration.folds import (
+    By,
     Search,
     Select,
     make_problems,
@@ -21,7 +23,6 @@ from scorecal.calibration.folds import (
     refuse_constant,
 )
 from scorecal.calibration.head import (
-    RIDGE,
     HeadParameters,
     HeadSettings,
     NaturalHead,
@@ -32,8 +33,6 @@ from scorecal.calibration.solvers import Loss, Objective, Rows, mean_loss, newto
 from scorecal.functional.correlation import pearson, spearman
 from scorecal.functional.metrics import mean_absolute_error, mean_squared_error
 from scorecal.functional.scaling import expected_score
-
-_DECADES = 1.0  # how far from the default ridge a choice goes without evidence
 
 
 class Calibration(LightningModule):
@@ -133,9 +132,7 @@ class Calibration(LightningModule):
         return self._head().parameters(self._natural().detach())
 
     def _objective(self, batch: Batch, loss: Loss) -> Objective:
-        values = self._data.read().values
-        rows = Rows(batch.logprobs, batch.assistant, batch.gold, values)
-        return Objective(NaturalHead(batch.problems, self.settings), rows, loss)
+        return Objective(NaturalHead(batch.problems, self.settings), self._rows(batch), loss)
 
     # Training: one epoch is one step of the solver on all data
 
@@ -197,20 +194,8 @@ class Calibration(LightningModule):
 
     # Choosing
 
-    def held_out_losses(self, by: str, batch: Batch) -> Float[Tensor, " problems"]:
-        """Each problem's held-out loss: lower is better, correlations negated."""
-        values = self._data.read().values
-        heads, result = self.parameters_by_problem(), []
-        for at in range(0, len(heads.strength), 64):
-            index = torch.arange(at, min(at + 64, len(heads.strength)))
-            logits = self._logits(heads.take(index), batch)
-            weights = batch.problems.held_out[index]
-            if by == "spearman":
-                result.append(-spearman(expected_score(logits, values), batch.gold, weights))
-            else:
-                loss: Loss = by  # type: ignore[assignment]
-                result.append(mean_loss(loss, logits, batch.gold, values, weights))
-        return torch.cat(result)
+    def _rows(self, batch: Batch) -> Rows:
+        return Rows(batch.logprobs, batch.assistant, batch.gold, self._data.read().values)
 
     def _logits(self, heads: HeadParameters, batch: Batch) -> Tensor:
         return head_logits(
@@ -225,30 +210,12 @@ class Calibration(LightningModule):
         """
         if all(len(search.full) == 1 for search in self.searches):
             return [0] * len(self.searches)
-        by = self.select.by if self.select else self.loss
-        losses = self.held_out_losses(by, batch)
-        chosen = []
-        for search in self.searches:
-            # A correlation that is undefined on a fold says nothing for the candidate.
-            score = losses[search.inner].nan_to_num(nan=1.0).mean(-1)
-            if not self.select:
-                score = self._with_ridge_prior(score, search)
-            best = (score <= score.min() + 1e-12).nonzero()[0]
-            chosen.append(int(best))
-        return chosen
-
-    def _with_ridge_prior(self, score: Tensor, search: Search) -> Tensor:
-        problems = self.problems.take(search.full)
-        items = problems.train[0].sum()
-        # Of a squared loss, n/2 · log(loss) is minus the log-likelihood with its scale profiled.
-        likelihood = items * score if self.loss == "nll" else items / 2 * score.clamp(
-            min=1e-12
-        ).log()  # fmt: skip
-        if self.loss == "pearson":
-            likelihood = items / 2 * (1 - score.clamp(max=0).square()).clamp(min=1e-12).log()
-        distance = (problems.ridge_bias / RIDGE).log10()
-        prior = (distance / _DECADES).square() / 2
-        return likelihood + prior
+        by: By = self.select.by if self.select else self.loss
+        losses = held_out_losses(
+            self.parameters_by_problem(), batch.problems, self._rows(batch), by,
+            temperature_on=self.settings.temperature_on,
+        )  # fmt: skip
+        return choose(self.searches, self.problems, losses, by, favour_default=self.select is None)
 
     def _finish(self) -> None:
         """Choose, and keep the chosen heads with what they are compared with."""

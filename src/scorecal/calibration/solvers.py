@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from scorecal.calibration.head import NaturalHead
+from scorecal.calibration.head import Design, NaturalHead
 from scorecal.functional.losses import (
     negative_pearson,
     ranked_probability_score,
@@ -22,18 +22,22 @@ _ARRIVED = 1e-13  # half the squared Newton decrement, in units of the loss
 
 
 class Rows(NamedTuple):
-    """What the objective reads of each item."""
+    """What the objective reads of each item; the items of all problems, or of each its own."""
 
-    logprobs: Float[Tensor, "items levels"]
-    assistant: Float[Tensor, "items levels"]
-    gold: Float[Tensor, " items"]
+    logprobs: Float[Tensor, "*problems items levels"]
+    assistant: Float[Tensor, "*problems items levels"]
+    gold: Float[Tensor, "*problems items"]
     values: Float[Tensor, " levels"]
+
+    def take(self, index: Int[Tensor, "..."]) -> "Rows":
+        """Some items, or some problems, by their first axis."""
+        return Rows(self.logprobs[index], self.assistant[index], self.gold[index], self.values)
 
 
 def mean_loss(
     loss: Loss,
     logits: Float[Tensor, "problems items levels"],
-    gold: Float[Tensor, " items"],
+    gold: Float[Tensor, "*#problems items"],
     values: Float[Tensor, " levels"],
     weights: Float[Tensor, "problems items"],
 ) -> Float[Tensor, " problems"]:
@@ -53,14 +57,18 @@ class Objective:
     """Mean training loss plus penalty of each problem, as a function of natural parameters."""
 
     def __init__(self, head: NaturalHead, rows: Rows, loss: Loss) -> None:
-        used = head.problems.train.any(0)
+        # Each problem reads its own rows only; where it has fewer than others, some of weight 0.
+        train = head.problems.train
+        most = int((train > 0).sum(-1).max())
+        own = (train > 0).byte().sort(dim=-1, descending=True, stable=True).indices[:, :most]
         self.head = head
-        self.rows = Rows(rows.logprobs[used], rows.assistant[used], rows.gold[used], rows.values)
-        self.weights = head.problems.train[:, used]
+        self.rows = rows.take(own)
+        self.weights = train.gather(1, own)
         self.loss = loss
-        numbers = self.rows.logprobs.numel() * max(head.width, 1)
+        features = 1 + len(rows.values) * ("mixing" in head.columns)
+        numbers = most * (4 * len(rows.values) ** 2 + features**2)
         self._block = max(1, _BLOCK // max(1, numbers))
-        self._affine: tuple[Tensor, Tensor] | None = None
+        self._design: Design | None = None
 
     def blocks(
         self, problems: Int[Tensor, " chosen"]
@@ -74,29 +82,24 @@ class Objective:
         part = Objective.__new__(Objective)
         part.__dict__.update(self.__dict__)
         part.head, part.weights = self.head.take(index), self.weights[index]
-        if self._affine is not None:
-            part._affine = (self._affine[0][index], self._affine[1][index])
+        part.rows = self.rows.take(index)
+        if self._design is not None:
+            part._design = self._design.take(index)
         return part
 
-    def _offset_and_features(self) -> tuple[Tensor, Tensor]:
-        if self._affine is None:
-            self._affine = self.head.affine(self.rows.logprobs, self.rows.assistant)
-        return self._affine
-
-    def logits(
-        self, natural: Float[Tensor, "problems columns"]
-    ) -> Float[Tensor, "problems items levels"]:
-        """Logits of the training rows."""
-        offset, features = self._offset_and_features()
-        flat = features.flatten(1, 2) @ natural.unsqueeze(-1)
-        return offset + flat.view(offset.shape)
+    @property
+    def design(self) -> Design:
+        """The training rows' logits as a linear function."""
+        if self._design is None:
+            self._design = self.head.design(self.rows.logprobs, self.rows.assistant)
+        return self._design
 
     def value(self, natural: Float[Tensor, "problems columns"]) -> Float[Tensor, " problems"]:
         """Loss plus penalty."""
-        loss = mean_loss(
-            self.loss, self.logits(natural), self.rows.gold, self.rows.values, self.weights
-        )
-        return loss + self.head.penalty(natural)
+        return self._loss(self.design.logits(natural)) + self.head.penalty(natural)
+
+    def _loss(self, logits: Float[Tensor, "problems items levels"]) -> Float[Tensor, " problems"]:
+        return mean_loss(self.loss, logits, self.rows.gold, self.rows.values, self.weights)
 
     def derivatives(
         self, natural: Float[Tensor, "problems columns"]
@@ -110,42 +113,55 @@ class Objective:
         The curvature is the Hessian wherever that is positive definite, which for cross-entropy is
         everywhere, and its Gauss-Newton part elsewhere.
         """
-        natural = natural.detach().requires_grad_()
+        design = self.design
         with torch.enable_grad():
-            logits = self.logits(natural)
-            value = self.value(natural)
-            [gradient] = torch.autograd.grad(value.sum(), natural)
-        _, features = self._offset_and_features()
-        curvature = _pearson_curvature if self.loss == "pearson" else _curvature
-        exact, gauss_newton = curvature(
-            self.loss, logits.detach(), features, self.rows.gold, self.rows.values, self.weights
-        )
-        penalty = self.head.penalty_hessian(natural.detach())
-        hessian = exact + penalty
+            logits = design.logits(natural.detach()).requires_grad_()
+            natural = natural.detach().requires_grad_()
+            loss, penalty = self._loss(logits), self.head.penalty(natural)
+            [slopes] = torch.autograd.grad(loss.sum(), logits)
+            [gradient] = torch.autograd.grad(penalty.sum(), natural)
+        value, logits, natural = (loss + penalty).detach(), logits.detach(), natural.detach()
+        gradient = gradient + design.pulled_back(slopes)
+        penalty = self.head.penalty_hessian(natural)
+        hessian = self._curvature(logits, exact=True) + penalty
         # Without a ridge a constant bias is a flat direction; this keeps the system solvable.
         jitter = torch.diag_embed(1e-10 * hessian.diagonal(dim1=-2, dim2=-1).abs() + 1e-30)
         hessian, penalty = hessian + jitter, penalty + jitter
         bad = torch.linalg.cholesky_ex(hessian).info > 0
-        hessian = torch.where(bad[:, None, None], gauss_newton + penalty, hessian)
-        return value.detach(), gradient, hessian
+        if self.loss != "nll" and bad.any():
+            index = bad.nonzero().flatten()
+            hessian[index] = (
+                self._take(index)._curvature(logits[index], exact=False) + penalty[index]
+            )
+        return value, gradient, hessian
+
+    def _curvature(
+        self, logits: Float[Tensor, "problems items levels"], *, exact: bool
+    ) -> Float[Tensor, "problems columns columns"]:
+        """Hessian of the loss, or its positive semidefinite Gauss-Newton part."""
+        gold, values = self.rows.gold, self.rows.values
+        share = self.weights / self.weights.sum(-1, keepdim=True).clamp(min=1)
+        if self.loss == "pearson":
+            return _pearson_curvature(self.design, logits, gold, values, share, exact=exact)
+        return self.design.curvature(
+            _item_curvature(self.loss, logits, gold, values, share, exact=exact)
+        )
 
 
-def _curvature(
+def _item_curvature(
     loss: Loss,
     logits: Float[Tensor, "problems items levels"],
-    features: Float[Tensor, "problems items levels columns"],
-    gold: Float[Tensor, " items"],
+    gold: Float[Tensor, "problems items"],
     values: Float[Tensor, " levels"],
-    weights: Float[Tensor, "problems items"],
-) -> tuple[Float[Tensor, "problems columns columns"], Float[Tensor, "problems columns columns"]]:
-    """Hessian of a mean of per-item losses, and its Gauss-Newton part."""
+    share: Float[Tensor, "problems items"],
+    *,
+    exact: bool,
+) -> Float[Tensor, "problems items levels levels"]:
+    """Second derivative of each item's share of a mean loss by its logits."""
     probs = logits.softmax(-1)
-    share = (weights / weights.sum(-1, keepdim=True).clamp(min=1)).unsqueeze(-1)
-    mean_features = _mean_over_levels(features, probs)
+    share = share.unsqueeze(-1)
     if loss == "nll":
-        outer = mean_features.mT @ (share * mean_features)
-        hessian = _diagonal(features, share * probs) - outer
-        return hessian, hessian
+        return torch.diag_embed(share * probs) - _outer(share * probs, probs)
     # MSE and RPS are squared distances of means E[a] = a·p from targets, MSE with one vector a.
     if loss == "rps":
         vectors = torch.ones(len(values), len(values), dtype=probs.dtype, device=probs.device)
@@ -155,69 +171,62 @@ def _curvature(
     else:
         vectors, targets = values.unsqueeze(0), gold.unsqueeze(-1)
     means = probs @ vectors.T
-    width = features.shape[-1]
-    gauss_newton = probs.new_zeros(len(probs), width, width)
+    gauss_newton = probs.new_zeros(*probs.shape, len(values))
     pulled = torch.zeros_like(probs)
     for vector, mean, target in zip(vectors, means.unbind(-1), targets.unbind(-1), strict=True):
         slopes = probs * (vector - mean.unsqueeze(-1))  # ∂ mean / ∂ z
-        jacobian = _mean_over_levels(features, slopes)
-        gauss_newton = gauss_newton + jacobian.mT @ (2 * share * jacobian)
+        gauss_newton = gauss_newton + _outer(2 * share * slopes, slopes)
         pulled += 2 * (mean - target).unsqueeze(-1) * slopes
-    curved = _mean_curvature(features, mean_features, share * pulled)
-    return gauss_newton + curved, gauss_newton
+    return gauss_newton + _mean_curvature(probs, share * pulled) if exact else gauss_newton
 
 
-def _mean_over_levels(features: Tensor, factors: Tensor) -> Float[Tensor, "problems items columns"]:
-    return (features * factors.unsqueeze(-1)).sum(-2)
-
-
-def _diagonal(features: Tensor, factors: Tensor) -> Float[Tensor, "problems columns columns"]:
-    flat = features.flatten(1, 2)
-    return flat.mT @ (factors.flatten(1, 2).unsqueeze(-1) * flat)
+def _outer(left: Tensor, right: Tensor) -> Float[Tensor, "problems items levels levels"]:
+    return left.unsqueeze(-1) * right.unsqueeze(-2)
 
 
 def _mean_curvature(
-    features: Tensor, mean_features: Tensor, pulled: Tensor
-) -> Float[Tensor, "problems columns columns"]:
+    probs: Tensor, pulled: Float[Tensor, "problems items levels"]
+) -> Float[Tensor, "problems items levels levels"]:
     """Second derivative of means a·p whose slopes p·(a - E[a]), times a factor, are `pulled`."""
-    cross = _mean_over_levels(features, pulled).mT @ mean_features
-    return _diagonal(features, pulled) - cross - cross.mT
+    cross = _outer(pulled, probs)
+    return torch.diag_embed(pulled) - cross - cross.mT
 
 
 def _pearson_curvature(
-    loss: Loss,
+    design: Design,
     logits: Float[Tensor, "problems items levels"],
-    features: Float[Tensor, "problems items levels columns"],
-    gold: Float[Tensor, " items"],
+    gold: Float[Tensor, "problems items"],
     values: Float[Tensor, " levels"],
-    weights: Float[Tensor, "problems items"],
-) -> tuple[Float[Tensor, "problems columns columns"], Float[Tensor, "problems columns columns"]]:
-    """Hessian of minus the correlation, which couples all items, and a semidefinite part of it."""
+    share: Float[Tensor, "problems items"],
+    *,
+    exact: bool,
+) -> Float[Tensor, "problems columns columns"]:
+    """Hessian of minus the correlation, which couples all items, or a semidefinite part of it."""
     probs = logits.softmax(-1)
     score = probs @ values
-    share = weights / weights.sum(-1, keepdim=True).clamp(min=1)
     centred = score - (share * score).sum(-1, keepdim=True)
     deviation = (share * centred.square()).sum(-1, keepdim=True).sqrt().clamp(min=1e-9)
     gold = gold - (share * gold).sum(-1, keepdim=True)
     gold = gold / (share * gold.square()).sum(-1, keepdim=True).sqrt().clamp(min=1e-9)
     correlation = (share * centred * gold).sum(-1, keepdim=True) / deviation
     slopes = probs * (values - score.unsqueeze(-1))
-    jacobian = _mean_over_levels(features, slopes)
 
-    def mean(item_weights: Tensor) -> Tensor:
-        return ((share * item_weights).unsqueeze(-2) @ jacobian).mT
+    def mean(item_weights: Tensor) -> Float[Tensor, "problems columns one"]:
+        return design.pulled_back((share * item_weights).unsqueeze(-1) * slopes).unsqueeze(-1)
 
     by_gold, by_score, plain = mean(gold), mean(centred), mean(torch.ones_like(gold))
-    deviation, correlation = deviation.unsqueeze(-1), correlation.unsqueeze(-1)
-    spread = jacobian.mT @ (share.unsqueeze(-1) * jacobian) - plain @ plain.mT
+    scale = (correlation if exact else correlation.clamp(min=0.05)) / deviation.square()
+    curved = _outer((scale * share).unsqueeze(-1) * slopes, slopes)
+    if exact:
+        pull = share * (correlation * centred / deviation - gold) / deviation
+        curved = curved + _mean_curvature(probs, pull.unsqueeze(-1) * slopes)
+    deviation, scale = deviation.unsqueeze(-1), scale.unsqueeze(-1)
     along = by_score @ by_score.mT / deviation.square()
-    gauss_newton = correlation.clamp(min=0.05) / deviation.square() * (spread - along)
-    pull = share * (correlation[..., 0] * centred / deviation[..., 0] - gold) / deviation[..., 0]
-    mean_features = _mean_over_levels(features, probs)
-    curved = _mean_curvature(features, mean_features, pull.unsqueeze(-1) * slopes)
+    hessian = design.curvature(curved) - scale * (plain @ plain.mT)
+    if not exact:
+        return hessian - scale * along
     cross = by_gold @ by_score.mT / deviation**3
-    exact = curved + correlation / deviation.square() * (spread - 3 * along) + cross + cross.mT
-    return exact, gauss_newton
+    return hessian - 3 * scale * along + cross + cross.mT
 
 
 def newton_step(

@@ -34,7 +34,7 @@ def ranked_probability_score(
 
 def negative_pearson(
     logits: Float[Tensor, "*#batch items levels"],
-    gold: Float[Tensor, " items"],
+    gold: Float[Tensor, "*#batch items"],
     values: Float[Tensor, " levels"],
     weights: Float[Tensor, "*#batch items"],
 ) -> Float[Tensor, "*batch"]:
