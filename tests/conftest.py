@@ -1,5 +1,7 @@
 """What tests of several wings share."""
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -44,3 +46,23 @@ def command(
         return Finished(status, out, err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`fit --config demo.yaml` in an empty folder: SmolLM2 judges, then the head is fitted."""
+    folder = tmp_path_factory.mktemp("demo")
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONWARNINGS"}
+    finished = subprocess.run(
+        [sys.executable, "-m", "train", "fit", "--config", "demo.yaml"],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.splitlines()[-1] == "runs/demo/version_0"
+    return folder
+
+
+@pytest.fixture(scope="session")
+def store(demo: Path) -> Path:
+    [folder] = (demo / "stores").iterdir()
+    return folder

@@ -1,9 +1,6 @@
 """What users type, on the real demo judge: text to scores, then everything after."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,26 +10,6 @@ import yaml
 from scorecal import resources
 
 DEMO = Path(__file__).parents[1] / "configs" / "demo.jsonl"
-
-
-@pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`fit --config demo.yaml` in an empty folder: SmolLM2 judges, then the head is fitted."""
-    folder = tmp_path_factory.mktemp("demo")
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONWARNINGS"}
-    finished = subprocess.run(
-        [sys.executable, "-m", "train", "fit", "--config", "demo.yaml"],
-        cwd=folder, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.splitlines()[-1] == "runs/demo/version_0"
-    return folder
-
-
-@pytest.fixture(scope="session")
-def store(demo: Path) -> Path:
-    [folder] = (demo / "stores").iterdir()
-    return folder
 
 
 def on_store(store: Path, *more: object) -> list[object]:

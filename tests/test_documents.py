@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from scorecal.commands import compare_parser, read_data
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMANDS = sorted(
@@ -20,8 +22,13 @@ COMMANDS = sorted(
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_documented_command_is_understood(line: str, command) -> None:
-    _, _, arguments = line.partition(" train ") if "train" in line else line.partition(" ")
-    finished = command(*shlex.split(arguments, comments=True), "--print_config")
+    _, _, typed = line.partition(" train ") if "train" in line else line.partition(" ")
+    arguments = shlex.split(typed, comments=True)
+    if arguments[0] == "compare":  # no single config to print
+        for config in compare_parser().parse_args(arguments[1:]).config:
+            assert read_data(config).task.name
+        return
+    finished = command(*arguments, "--print_config")
     assert finished.status == 0, finished.err
     assert "model:" in finished.out
 

@@ -10,21 +10,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jsonargparse import ActionConfigFile, ArgumentError, Namespace
+from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from scorecal import resources
 from scorecal.calibration.data import ScoreData
 from scorecal.calibration.fitted import Fitted, score_interval
 from scorecal.calibration.module import Calibration
+from scorecal.commands import NamedConfigFile, run_compare
 from scorecal.evaluation.evidence import Evaluation, evaluate
 from scorecal.evaluation.summary import text, write_run
 from scorecal.functional.scaling import expected_score
-from scorecal.judging.elicit import Interrupted, dry_run_text, refuse_other_identity
-from scorecal.judging.elicit import dry_run as run_dry
+from scorecal.judging.dry_run import dry_run as run_dry
+from scorecal.judging.dry_run import dry_run_text
+from scorecal.judging.elicit import Interrupted, refuse_other_identity
 from scorecal.judging.records import check_suffix, replacing, write_records
 from scorecal.scale import Scale
 
@@ -62,24 +63,6 @@ class ScoreTrainer(Trainer):
             datamodule: unused.
             dry_run: write nothing; show the prompts exactly as tokenised.
         """
-
-
-class NamedConfigFile(ActionConfigFile):
-    """`--config sts.yaml` finds the shipped file of that name."""
-
-    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: Any = None) -> None:
-        """Resolve the name, then read the file."""
-        if isinstance(values, str):
-            found = resources.find("configs", values) or resources.find("configs", f"{values}.yaml")
-            if found is None:
-                shipped = ", ".join(resources.names("configs", "*.yaml"))
-                raise ValueError(f"no config {values!r}. Name a YAML file or one of: {shipped}.")
-            try:
-                found.read_text(encoding="utf-8")
-            except UnicodeDecodeError:
-                raise ValueError(f"config {values!r} is not UTF-8.") from None
-            values = str(found)
-        super().__call__(parser, cfg, values, option_string)
 
 
 class ScoreCLI(LightningCLI):
@@ -302,7 +285,9 @@ class ScoreCLI(LightningCLI):
         if judge is None:
             raise ValueError("no judge is named. Set `--data.judge.model` to a folder or a hub id.")
         template, _items, questions = data.questions()
-        shown = run_dry(judge, data.task, template, questions, truncate=data.truncate)
+        shown = run_dry(
+            judge, data.task, template, questions, truncate=data.truncate, samples=data.samples
+        )
         print(json.dumps(shown) if dry_run == "json" else dry_run_text(shown))
 
 
@@ -332,6 +317,9 @@ def main(arguments: list[str] | None = None) -> None:
         given.remove("--debug")
     _quiet()
     try:
+        if (typed := given[1:] if arguments is None else given)[:1] == ["compare"]:
+            run_compare(typed[1:])
+            return
         ScoreCLI(
             Calibration,
             ScoreData,

@@ -22,7 +22,8 @@ class Scale:
         """Read `low-high` or `low-high:step`, as in `0-5`, `1-10`, `0-100:10`.
 
         Raises:
-            ValueError: the text is not of that form, or holds fewer than two labels.
+            ValueError: the text is not of that form, holds fewer than two labels, or two that
+                are written alike.
         """
         try:
             bounds, _, step_text = text.partition(":")
@@ -37,7 +38,14 @@ class Scale:
                 f"got {text!r}. Set `data.task.scale`."
             ) from None
         values = tuple(round(low + step * index, 9) for index in range(count))
-        return cls(text, tuple(f"{value:.10g}" for value in values), values)
+        labels = tuple(f"{value:.10g}" for value in values)
+        if len(set(labels)) < len(labels):
+            twice = next(label for label in labels if labels.count(label) > 1)
+            raise ValueError(
+                f"the scale {text!r} writes several values as {twice!r}: labels must differ. "
+                "Set `data.task.scale`."
+            )
+        return cls(text, labels, values)
 
     @property
     def low(self) -> str:

@@ -275,7 +275,7 @@ def numpy_objective(loss, table, prior, rows, rho=0.3):
 def test_newton_agrees_with_scipy_on_an_objective_written_by_hand(loss):
     objective, convex = objective_of(DEFAULT, loss), objective_of(DEFAULT)
     natural = newton(objective, newton(convex, convex.head.start()))
-    problems = objective.head.problems
+    problems, _ = problems_of(TABLE, DEFAULT, Folds(inner=2))
     for p in range(len(natural)):
         rows = problems.train[p].bool().numpy()
         minimum = np.array([0.0, 1, 0, 0, 0, 0, 0])

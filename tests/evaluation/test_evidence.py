@@ -12,6 +12,7 @@ from scorecal.calibration.folds import Folds
 from scorecal.calibration.head import HeadSettings
 from scorecal.evaluation import evidence
 from scorecal.evaluation.evidence import METRICS, Evaluation, evaluate, verdict
+from scorecal.evaluation.intervals import Interval
 
 RAW = HeadSettings(learn=[], prior="none", strength=0.0)
 approx = partial(pytest.approx, abs=1e-10)
@@ -187,12 +188,12 @@ def test_correlations_of_a_constant_are_null_never_zero(table):
 
 def told(**figures):
     """A verdict from (estimate, low, high) of `method__metric`."""
-    default = (0.0, -1.0, 1.0)
+    default = Interval(0.0, -1.0, 1.0)
     names = ("raw", "calibrated", "gain", "constant", "gain_over_constant")
     methods = {name: {"spearman": default, "mse": default} for name in names}
     for name, triple in figures.items():
         method, metric = name.split("__")
-        methods[method][metric] = triple
+        methods[method][metric] = Interval(*triple)
     return verdict(Evaluation(10, methods, []))
 
 

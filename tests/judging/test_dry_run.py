@@ -3,7 +3,7 @@
 import json
 
 from scorecal.judging import elicit as elicitation
-from scorecal.judging.elicit import dry_run, dry_run_text
+from scorecal.judging.dry_run import dry_run, dry_run_text
 
 
 def test_a_dry_run_shows_every_prompt_as_tokenised_and_writes_nothing(

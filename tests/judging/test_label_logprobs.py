@@ -8,7 +8,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from scorecal.judging import linear
-from scorecal.judging.judge import Unsupported
 from scorecal.judging.transformers import TransformersJudge
 
 FAMILIES = ["llama", "qwen2", "gemma2", "gemma3", "phi"]
@@ -284,8 +283,3 @@ def test_a_perplexity_that_does_not_fit_in_memory_is_taken_in_smaller_batches(ti
     monkeypatch.setattr(TransformersJudge, "_hidden", small)
     torch.testing.assert_close(judge.perplexity(texts), expected, rtol=1e-5, atol=0)
     assert judge.halved
-
-
-def test_what_the_engine_cannot_do_is_said(tiny):
-    with pytest.raises(Unsupported, match="generate"):
-        TransformersJudge(tiny()).generate(["a"], max_tokens=1, temperature=1.0, seed=0)

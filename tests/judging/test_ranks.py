@@ -18,12 +18,13 @@ class _Ranks:
         job.parts()
         self.job, self.judge, self.cache = job, judge, cache
 
-    def start(self, store: Path, devices: int) -> subprocess.Popen:
+    def start(self, store: Path, devices: int, *more: str) -> subprocess.Popen:
         return subprocess.Popen(
             [sys.executable, "-m", "train", "elicit", "--config", "sts.yaml",
              "--data.path", str(self.job.data), "--data.store", str(store),
              "--data.judge.model", self.judge, "--data.judge.init_args.dtype", "float32",
-             "--data.judge.init_args.batch_tokens", "150", "--trainer.devices", str(devices)],
+             "--data.judge.init_args.batch_tokens", "150", "--trainer.devices", str(devices),
+             *more],
             cwd=self.job.data.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "SCORECAL_CACHE": str(self.cache)}, start_new_session=True,
         )  # fmt: skip
@@ -69,3 +70,15 @@ def test_two_processes_fill_one_store_and_a_killed_one_is_made_up_for(job, tiny,
     assert not (both / "parts").exists()
     equal(alone, both)
     assert not list(job.data.parent.glob("runs*"))
+
+
+def test_what_the_first_process_has_written_all_processes_judge(job, tiny, tmp_path):
+    ranks = _Ranks(job, tiny("llama"), tmp_path / "cache")
+    stores = tmp_path / "alone", tmp_path / "both"
+    for devices, store in enumerate(stores, 1):
+        out, err = ranks.start(store, devices, "--data.samples", "5").communicate(timeout=300)
+        assert out == f"{store}\n", err
+    equal(*stores)
+    texts = [pq.read_table(store / "judgements.parquet")["text"].to_pylist() for store in stores]
+    assert texts[0] == texts[1]
+    assert len(list(filter(None, texts[0]))) == 5

@@ -80,7 +80,7 @@ def test_loops_and_helpers_of_jinja_work(make):
     ("change", "message"),
     [
         (("{{ text }}", "{{ txt }}"), "names the field 'txt', which `data.task.fields` lacks"),
-        (("{{ low }}", "{{ text }}"), "block 'instruction' .* can't be written without an item"),
+        (("{{ low }}", "{{ text }}"), "block 'instruction' .* can't be written"),
         (("block item", "block thing"), "lacks the block 'item'"),
         (("block instruction", "block thing"), "lacks the block 'instruction'"),
         (("{{ low }}", "{{ low"), r"own\.j2' line \d+"),
@@ -104,7 +104,7 @@ def test_a_template_that_cannot_be_used_says_why_in_one_line(change, message, ma
     [
         (("{{ text }}", "{{ text.__class__ }}"), "is not allowed"),
         (("{{ text }}", "{{ text.format.__globals__ }}"), "is not allowed"),
-        (("Score?", "{{ text }}?"), "block 'question' .* can't be written without an item"),
+        (("Score?", "{{ text }}?"), "block 'question' .* can't be written"),
     ],
 )
 def test_a_template_that_fails_on_an_item_says_why(change, message, make):

@@ -1,7 +1,9 @@
 """Which candidate of each split does best on the inner folds of its dev part."""
 
+from dataclasses import replace
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from scorecal.calibration.folds import By, Search
@@ -13,7 +15,7 @@ from scorecal.calibration.head import (
     Problems,
     head_logits,
 )
-from scorecal.calibration.solvers import Loss, Objective, Rows, mean_loss, newton
+from scorecal.calibration.solvers import Loss, Objective, Rows, mean_loss, newton, own_rows
 from scorecal.functional.correlation import spearman
 from scorecal.functional.scaling import expected_score
 
@@ -22,35 +24,87 @@ _BLOCK = 64  # problems whose logits are held at once
 
 
 def fit_problems(
-    problems: Problems, settings: HeadSettings, rows: Rows, loss: Loss
+    problems: Problems,
+    settings: HeadSettings,
+    rows: Rows,
+    loss: Loss,
+    parents: Int[Tensor, " problems"] | None = None,
 ) -> HeadParameters:
     """Every problem's fitted head, without a trainer: what `Calibration` does by Newton's method.
 
     Losses other than nll start from its solution, as only cross-entropy is convex.
+
+    Args:
+        problems: what to fit.
+        settings: what is learned.
+        rows: all items.
+        loss: the training loss.
+        parents: the problem from whose solution each starts, itself for none: an inner fold is a
+            few steps from the fit to all of its dev set.
     """
+    roots = torch.arange(len(problems.train))
+    parents = roots if parents is None else parents
+    without = problems.ridge_mixing.isinf()
+    if "mixing" in settings.learn and without.any():  # an infinite ridge is a smaller problem
+        plain = replace(settings, learn=[name for name in settings.learn if name != "mixing"])
+        if without.all():
+            return fit_problems(problems, plain, rows, loss, parents)
+        groups = [without.nonzero().flatten(), (~without).nonzero().flatten()]
+        place = torch.cat(groups).argsort()
+        place[groups[1]] -= len(groups[0])
+        fitted = [
+            fit_problems(problems.take(index), chosen, rows, loss, place[parents[index]])
+            for index, chosen in zip(groups, (plain, settings), strict=True)
+        ]
+        order = torch.cat(groups).argsort()
+        return HeadParameters(*(torch.cat(values)[order] for values in zip(*fitted, strict=True)))
     head = NaturalHead(problems, settings)
     natural = head.start()
     if settings.learn:
+        root = parents == roots
+        index, rest = root.nonzero().flatten(), (~root).nonzero().flatten()
         for stage in dict.fromkeys(("nll", loss)):
-            natural = newton(Objective(head, rows, stage), natural, steps=50)
+            natural[index] = newton(Objective(head.take(index), rows, stage), natural[index])
+        if len(rest):
+            objective = Objective(head.take(rest), rows, loss)
+            natural[rest] = newton(objective, natural[parents[rest]])
     return head.parameters(natural)
 
 
+def parents_of(searches: list[Search]) -> Int[Tensor, " problems"]:
+    """Each candidate's fit to all of its dev set, for it and for its inner folds."""
+    pairs = [
+        torch.stack([torch.cat([search.inner, search.full.unsqueeze(-1)], -1).flatten(),
+                     search.full.repeat_interleave(search.inner.shape[1] + 1)])
+        for search in searches
+    ]  # fmt: skip
+    problem, parent = torch.cat(pairs, -1)
+    return parent[problem.argsort()]
+
+
 def held_out_losses(
-    heads: HeadParameters, problems: Problems, rows: Rows, by: By, *, temperature_on: str
+    heads: HeadParameters,
+    problems: Problems,
+    searches: list[Search],
+    rows: Rows,
+    by: By,
+    *,
+    temperature_on: str,
 ) -> Float[Tensor, " problems"]:
-    """Each problem's held-out loss: lower is better, correlations negated."""
-    result = []
-    for index in torch.arange(len(heads.strength)).split(_BLOCK):
+    """Held-out loss of each inner fold, NaN elsewhere: lower is better, correlations negated."""
+    losses = rows.gold.new_full((len(problems.train),), torch.nan)
+    inner = torch.cat([search.inner.flatten() for search in searches])
+    for index in inner.split(_BLOCK):
+        own, weights = own_rows(problems.held_out[index])
+        mine = rows.take(own)
         logits = head_logits(
-            heads.take(index), rows.logprobs, rows.assistant, temperature_on=temperature_on
+            heads.take(index), mine.logprobs, mine.assistant, temperature_on=temperature_on
         )
-        weights = problems.held_out[index]
         if by == "spearman":
-            result.append(-spearman(expected_score(logits, rows.values), rows.gold, weights))
+            losses[index] = -spearman(expected_score(logits, rows.values), mine.gold, weights)
         else:
-            result.append(mean_loss(by, logits, rows.gold, rows.values, weights))
-    return torch.cat(result)
+            losses[index] = mean_loss(by, logits, mine.gold, rows.values, weights)
+    return losses
 
 
 def choose(

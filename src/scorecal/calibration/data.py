@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from scorecal.calibration.folds import Folds, refuse_constant
 from scorecal.calibration.head import Problems
 from scorecal.judging.elicit import elicit
+from scorecal.judging.examples import draw_examples
 from scorecal.judging.judge import Judge
 from scorecal.judging.plan import Question, item_questions, prior_questions
 from scorecal.judging.store import Store
@@ -58,6 +59,7 @@ class ScoreData(LightningDataModule):
         missing_gold: leave out items without a gold score, or refuse them.
         censored: use the bound of a label absent from a top-k list, or refuse such rows.
         truncate: cut the end of items that are longer than the judge's context.
+        samples: inputs that the judge invents and judges, for what it says on average.
     """
 
     def __init__(
@@ -74,8 +76,11 @@ class ScoreData(LightningDataModule):
         missing_gold: Literal["drop", "error"] = "drop",
         censored: Literal["bound", "refuse"] = "bound",
         truncate: bool = False,
+        samples: int = 0,
     ) -> None:
         super().__init__()
+        if samples < 0:
+            raise ValueError(f"`data.samples` is 0 or more, got {samples}.")
         self.task = task
         self.judge = judge
         self.table_name = table
@@ -88,6 +93,7 @@ class ScoreData(LightningDataModule):
         self.missing_gold = missing_gold
         self.censored = censored
         self.truncate = truncate
+        self.samples = samples
         self.prepared: Store | None = None
         self.table: Table | None = None
         self.assistant_logprobs: Tensor | None = None
@@ -100,10 +106,20 @@ class ScoreData(LightningDataModule):
 
     def questions(self) -> tuple[Template, list[Item], list[Question]]:
         """The task's template, its items, and everything its judge is asked."""
-        template = Template(self.task)
-        roles = ("dev", "test")
-        items = load_items(self.task, self.path, missing_gold=self.missing_gold, roles=roles)
+        template, items = self._shown()
+        if self.task.examples:
+            sys.stderr.write(f"left out {self.task.examples} items that are shown as examples\n")
         return template, items, item_questions(template, items) + prior_questions(template)
+
+    def _shown(self) -> tuple[Template, list[Item]]:
+        """The template, with the scored items that it shows, and all other items."""
+        template = Template(self.task)
+        items = load_items(self.task, self.path, missing_gold=self.missing_gold)
+        if self.task.examples:
+            pooled = self.folds.outer > 0
+            examples, items = draw_examples(items, self.task.examples, pooled=pooled)
+            template = Template(self.task, examples)
+        return template, items
 
     def _check_before_judging(self, items: list[Item]) -> None:
         """Refuse what could not be fitted before hours of judging."""
@@ -133,7 +149,7 @@ class ScoreData(LightningDataModule):
             self._check_before_judging(items)
         return elicit(
             judge, self.task, template, items, questions, self.store,
-            truncate=self.truncate, trainer=ranks,
+            truncate=self.truncate, samples=self.samples, trainer=ranks,
         )  # fmt: skip
 
     def prepare_data(self) -> None:
@@ -142,6 +158,10 @@ class ScoreData(LightningDataModule):
             self.prepared = self.elicit(to_fit=True)
 
     # Reading
+
+    def use_table(self, name: str) -> None:
+        """Read another table instead, of the same task and divided in the same way."""
+        self.judge, self.prepared, self.table, self.table_name = None, None, None, name
 
     def setup(self, stage: str) -> None:
         """Read the judgements and leave out what can't be used, with a count."""
@@ -230,7 +250,7 @@ class ScoreData(LightningDataModule):
         judge = self.named_judge()
         if judge is None:
             return table_from_file(Path(self.predict_path), self.task, new=True)
-        template = Template(self.task)
+        template = self._shown()[0] if self.task.examples else Template(self.task)
         items = load_new_items(self.task, self.predict_path)
         questions = item_questions(template, items)
         # Never `self.store`: that is the fitted items'.

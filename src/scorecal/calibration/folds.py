@@ -15,6 +15,7 @@ from scorecal.judging.priors import prior_term
 from scorecal.judging.table import Table
 
 RIDGES = tuple(10 ** (step / 2) for step in range(-6, 7))  # 1e-3 … 1e3 by half-decades
+MIXING_RIDGES = (*RIDGES[::2], math.inf)
 By = Literal["spearman", "pearson", "mse", "nll", "rps"]
 
 
@@ -78,13 +79,35 @@ def make_splits(table: Table, folds: Folds, seed: int) -> list[Split]:
     if folds.outer == 0:
         dev = torch.tensor([split == "dev" for split in table.splits])
         test = torch.tensor([split == "test" for split in table.splits])
+        if folds.by == "group":
+            _refuse_shared_groups(table)
         return [Split("deploy", dev, test)]
+    units = len(set(table.groups if folds.by == "group" else table.ids))
+    if units < folds.outer:
+        raise ValueError(
+            f"{units} groups can't make {folds.outer} folds. Lower `--data.folds.outer`, or set "
+            "`--data.folds.by row` if rows are independent."
+        )
     parts = partition(table, everything, folds.outer, folds.by, seed)
     splits = []
     for number, part in enumerate(parts, 1):
         dev, test = (part, ~part) if folds.inverted else (~part, part)
         splits.append(Split(f"fold {number}", dev, test))
     return [*splits, Split("deploy", everything, ~everything)]
+
+
+def _refuse_shared_groups(table: Table) -> None:
+    """Raise ValueError where items of one group are both dev and test."""
+    splits: dict[str, set[str]] = {}
+    for group, split in zip(table.groups, table.splits, strict=True):
+        splits.setdefault(group, set()).add(split)
+    shared = sorted(group for group, names in splits.items() if len(names) > 1)
+    if shared:
+        raise ValueError(
+            f"{len(shared)} groups have items in both dev and test, {shared[0]!r} first. Pool the "
+            "splits with `--data.folds.outer 5`, or set `--data.folds.by row` if rows are "
+            "independent."
+        )
 
 
 def refuse_constant(gold: Sequence[float]) -> None:
@@ -164,13 +187,12 @@ def candidates(settings: HeadSettings, select: Select | None) -> list[_Candidate
     bias, mixing = given["ridge_bias"], given["ridge_mixing"]
     if bias == "auto" and mixing == "auto":
         # A cross, not a product: each ridge at the other's default.
-        ridges = [(rho, math.inf) for rho in RIDGES] + [(RIDGE, rho) for rho in RIDGES]
-        ridges.append((RIDGE, math.inf))
+        ridges = [(rho, math.inf) for rho in RIDGES] + [(RIDGE, rho) for rho in MIXING_RIDGES]
     else:
         ridges = list(
             itertools.product(
                 RIDGES if bias == "auto" else [bias],
-                (*RIDGES, math.inf) if mixing == "auto" else [mixing],
+                MIXING_RIDGES if mixing == "auto" else [mixing],
             )
         )
     return [
@@ -188,16 +210,23 @@ def make_problems(
     settings: HeadSettings,
     select: Select | None,
     seed: int,
+    *,
+    choices_only: bool = False,
 ) -> tuple[Problems, list[Search]]:
-    """All fits of all splits: every candidate on each inner fold and on all of dev."""
+    """All fits of all splits: every candidate on each inner fold and on all of dev.
+
+    With `choices_only` there are no inner folds where there is nothing to choose.
+    """
     grid = candidates(settings, select)
     trains: list[Tensor] = []
     held_outs: list[Tensor] = []
     searches = []
     at = 0
-    for number, split in enumerate(splits):
-        if settings.learn:
-            parts = _inner_parts(table, split.dev, folds, len(grid), seed + number)
+    for split in splits:
+        if choices_only and len(grid) == 1:
+            parts, inner_trains = [], []
+        elif settings.learn:
+            parts = _inner_parts(table, split.dev, folds, len(grid), seed)
             inner_trains = [split.dev & ~part for part in parts]
         else:  # nothing is fitted, so all of dev may judge a fixed value
             parts, inner_trains = [split.dev], [split.dev]
@@ -208,7 +237,7 @@ def make_problems(
             at += len(parts) + 1
             trains += [*inner_trains, split.dev]
             held_outs += [*parts, split.test]
-        searches.append(Search(split, torch.tensor(inner), torch.tensor(full)))
+        searches.append(Search(split, torch.tensor(inner, dtype=torch.long), torch.tensor(full)))
     fits = [candidate for search in searches for candidate in grid
             for _ in range(search.inner.shape[1] + 1)]  # fmt: skip
     settled = {
@@ -239,7 +268,7 @@ def _inner_parts(
 ) -> list[Bool[Tensor, " items"]]:
     parts = partition(table, dev, folds.inner, folds.by, seed)
     # One division of few items chooses badly: average over several.
-    repeats = min(5, math.ceil(200 / int(dev.sum()))) if grid > 1 else 1
+    repeats = min(3, math.ceil(200 / int(dev.sum()))) if grid > 1 else 1
     for repeat in range(1, repeats):
         parts += partition(table, dev, folds.inner, folds.by, seed + 1000 * repeat)
     return parts

@@ -106,8 +106,8 @@ class HeadParameters(NamedTuple):
 
 def head_logits(
     head: HeadParameters,
-    logprobs: Float[Tensor, "items levels"],
-    assistant: Float[Tensor, "items levels"],
+    logprobs: Float[Tensor, "*#problems items levels"],
+    assistant: Float[Tensor, "*#problems items levels"],
     *,
     temperature_on: str = "sum",
 ) -> Float[Tensor, "problems items levels"]:

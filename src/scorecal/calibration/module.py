@@ -212,7 +212,7 @@ class Calibration(LightningModule):
             return [0] * len(self.searches)
         by: By = self.select.by if self.select else self.loss
         losses = held_out_losses(
-            self.parameters_by_problem(), batch.problems, self._rows(batch), by,
+            self.parameters_by_problem(), batch.problems, self.searches, self._rows(batch), by,
             temperature_on=self.settings.temperature_on,
         )  # fmt: skip
         return choose(self.searches, self.problems, losses, by, favour_default=self.select is None)

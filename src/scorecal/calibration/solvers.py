@@ -53,20 +53,29 @@ def mean_loss(
     return (weights * per_item).sum(-1) / weights.sum(-1).clamp(min=1)
 
 
+def own_rows(
+    weights: Float[Tensor, "problems items"],
+) -> tuple[Int[Tensor, "problems own"], Float[Tensor, "problems own"]]:
+    """Items of each problem that have weight, and their weights.
+
+    Where a problem has fewer of them than another, some of weight 0 follow.
+    """
+    most = int((weights > 0).sum(-1).max())
+    own = (weights > 0).byte().sort(dim=-1, descending=True, stable=True).indices[:, :most]
+    return own, weights.gather(1, own)
+
+
 class Objective:
     """Mean training loss plus penalty of each problem, as a function of natural parameters."""
 
     def __init__(self, head: NaturalHead, rows: Rows, loss: Loss) -> None:
-        # Each problem reads its own rows only; where it has fewer than others, some of weight 0.
-        train = head.problems.train
-        most = int((train > 0).sum(-1).max())
-        own = (train > 0).byte().sort(dim=-1, descending=True, stable=True).indices[:, :most]
-        self.head = head
+        own, self.weights = own_rows(head.problems.train)
+        slim = head.problems._replace(train=self.weights, held_out=self.weights[:, :0])
+        self.head = NaturalHead(slim, head.settings)
         self.rows = rows.take(own)
-        self.weights = train.gather(1, own)
         self.loss = loss
         features = 1 + len(rows.values) * ("mixing" in head.columns)
-        numbers = most * (4 * len(rows.values) ** 2 + features**2)
+        numbers = own.shape[1] * (4 * len(rows.values) ** 2 + features**2)
         self._block = max(1, _BLOCK // max(1, numbers))
         self._design: Design | None = None
 
@@ -276,7 +285,7 @@ def _block_step(
 
 
 def newton(
-    objective: Objective, natural: Float[Tensor, "problems columns"], *, steps: int = 200
+    objective: Objective, natural: Float[Tensor, "problems columns"], *, steps: int = 50
 ) -> Float[Tensor, "problems columns"]:
     """Newton steps until every problem has arrived."""
     waiting = torch.ones(len(natural), dtype=torch.bool, device=natural.device)

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from scorecal.calibration.calibrators import ridge_predict
 from scorecal.calibration.fitted import Fitted
+from scorecal.evaluation.intervals import Interval, interval
 from scorecal.functional.correlation import kendall, pearson, spearman
 from scorecal.functional.metrics import (
     mean_absolute_error,
@@ -20,13 +21,13 @@ from scorecal.functional.metrics import (
     quadratic_weighted_kappa,
     score_distribution_divergence,
 )
-from scorecal.functional.resampling import bootstrap_weights, percentile_interval
+from scorecal.functional.resampling import bootstrap_weights
 from scorecal.functional.scaling import expected_score
 from scorecal.functional.targets import interpolated_target
 from scorecal.judging.table import Table
 
 RESAMPLES = 2000
-_BLOCK = 500_000  # resampled numbers held at once: a few of them fit in a cache
+_BLOCK = 150_000  # resampled numbers held at once: a few of them fit in a cache
 
 
 class Predictions(NamedTuple):
@@ -68,7 +69,7 @@ METRICS: dict[str, Metric] = {
         made.score, truth.gold, weights, truth.values
     ),
 }
-_POINT_ONLY = ("kendall",)  # quadratic in the items
+POINT_ONLY = ("kendall",)  # quadratic in the items
 
 
 @dataclass
@@ -76,19 +77,18 @@ class Evaluation:
     """Figures of every method: metric -> estimate, low, high (NaN: undefined or not resampled)."""
 
     items: int
-    methods: dict[str, dict[str, tuple[float, float, float]]]
+    methods: dict[str, dict[str, Interval]]
     scores: list[dict[str, Any]]
 
     def figures(self) -> dict[str, dict[str, dict[str, float | None]]]:
         """The same as JSON, NaN as null."""
-        names = ("estimate", "low", "high")
         return {
             method: {
                 metric: {
                     name: None if math.isnan(value) else value
-                    for name, value in zip(names, triple, strict=True)
+                    for name, value in figure._asdict().items()
                 }
-                for metric, triple in figures.items()
+                for metric, figure in figures.items()
             }
             for method, figures in self.methods.items()
         }
@@ -121,9 +121,10 @@ def evaluate(
     truth = Truth(table.gold, interpolated_target(table.gold, table.values), table.values)
     made = _predictions(fitted, table, assistant)
     generator = torch.Generator().manual_seed(seed)
-    groups = torch.tensor(_numbered(table.groups))
+    groups = numbered_groups(table)
+    count = int(groups.max()) + 1
     drawn = bootstrap_weights(groups, resamples=resamples, generator=generator)
-    methods: dict[str, dict[str, tuple[float, float, float]]] = {
+    methods: dict[str, dict[str, Interval]] = {
         name: {} for name in ("raw", "calibrated", "gain", "constant", "reference")
     }
     methods["gain_over_constant"] = {}
@@ -134,27 +135,27 @@ def evaluate(
             if predictions.logits is None and metric in ("sdd", "rps"):
                 continue
             points[method] = function(predictions, truth, rows).mean().item()
-            if metric in _POINT_ONLY or math.isnan(points[method]) or groups.max() == 0:
+            if metric in POINT_ONLY or math.isnan(points[method]) or count == 1:
                 samples[method] = torch.full((1,), math.nan, dtype=torch.float64)
             else:
-                samples[method] = _resampled(function, predictions, truth, rows, drawn)
+                samples[method] = resampled(function, predictions, truth, rows, drawn)
         points["gain"] = points["calibrated"] - points["raw"]
         samples["gain"] = samples["calibrated"] - samples["raw"]
         if metric == "mse":
             points["gain_over_constant"] = points["calibrated"] - points["constant"]
             samples["gain_over_constant"] = samples["calibrated"] - samples["constant"]
         for method, point in points.items():
-            low, high = percentile_interval(samples[method])
-            methods[method][metric] = (point, low.item(), high.item())
+            methods[method][metric] = interval(point, samples[method], count)
     return Evaluation(int(used.sum()), methods, _score_rows(fitted, table, made, rows))
 
 
-def _numbered(groups: list[str]) -> list[int]:
-    number = {group: index for index, group in enumerate(dict.fromkeys(groups))}
-    return [number[group] for group in groups]
+def numbered_groups(table: Table) -> Int[Tensor, " items"]:
+    """Each item's group, numbered from 0 in order of appearance."""
+    number = {group: index for index, group in enumerate(dict.fromkeys(table.groups))}
+    return torch.tensor([number[group] for group in table.groups])
 
 
-def _resampled(
+def resampled(
     function: Metric, made: Predictions, truth: Truth, rows: Tensor, drawn: Tensor
 ) -> Float[Tensor, " resamples"]:
     """The metric of every resample: mean over the folds, each on its own rows."""

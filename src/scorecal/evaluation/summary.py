@@ -9,6 +9,7 @@ from typing import Any
 
 from scorecal.calibration.fitted import Fitted
 from scorecal.evaluation.evidence import Evaluation, verdict
+from scorecal.evaluation.intervals import Interval
 from scorecal.judging.records import replacing, write_records
 from scorecal.judging.table import Table
 
@@ -63,7 +64,7 @@ def write_run(
         write_records(folder / "scores.parquet", evaluation.scores)
 
 
-def _figure(triple: tuple[float, float, float] | None, sign: str = "") -> str:
+def _figure(triple: Interval | None, sign: str = "") -> str:
     if triple is None or math.isnan(triple[0]):
         return "–"
     point, low, high = triple

@@ -109,6 +109,11 @@ class Checkpoint:
             self.tokenizer, str(self.model), limit, plain=self.chat_template == "plain"
         )
 
+    def ends(self, own: int | list[int] | None) -> set[int]:
+        """Tokens that end an answer: the tokenizer's, and those that the weights come with."""
+        given = own if isinstance(own, list) else [own]
+        return {token for token in (*given, self.tokenizer.eos_token_id) if token is not None}
+
     def encode(self, prompts: Sequence[Prompt], *, truncate: bool) -> list[Encoded]:
         """Tokenise prompts as they will be judged; see `Judge.encode`."""
         return [Encoded(ids) for ids in self.tokens.rows(prompts, truncate=truncate)]

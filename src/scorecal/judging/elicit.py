@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from scorecal.judging.generation import Writing, with_texts
 from scorecal.judging.judge import Chunk, Judge, Unsupported
 from scorecal.judging.plan import Plan, Question, counts_of, make_plan, scale_entry
+from scorecal.judging.progress import bar
 from scorecal.judging.records import replacing
 from scorecal.judging.store import Store, file_checksum
 from scorecal.judging.task import Item, Task, Template
@@ -35,6 +37,7 @@ def elicit(
     folder: str = "",
     *,
     truncate: bool = False,
+    samples: int = 0,
     trainer: Any = None,
 ) -> Store:
     """Judge all questions into a store, or go on with an unfinished one.
@@ -44,9 +47,10 @@ def elicit(
         task: what is judged.
         template: the task's template.
         items: the items, for the store's item table.
-        questions: all prompts, in the store's order.
+        questions: all prompts, in the store's order; before any reasoning.
         folder: where; by default `stores/<task>-<judge>-<hash of identity and prompts>`.
         truncate: cut items that are longer than the judge's context.
+        samples: inputs that the judge invents and then judges too.
         trainer: a Lightning trainer whose processes share the chunks; by default this process
             judges them all.
 
@@ -55,6 +59,9 @@ def elicit(
         Interrupted: on Ctrl-C; finished chunks stay on disk.
     """
     plan = make_plan(judge, task, template, questions, truncate=truncate)
+    writing = Writing(samples, task.reasoning)
+    if writing:
+        plan = writing.named(plan)
     store = Store(Path(folder) if folder else default_folder(task, plan))
     first = trainer is None or trainer.global_rank == 0
     with _alone(store.folder) if first else contextlib.nullcontext():
@@ -63,7 +70,17 @@ def elicit(
                 store.tidy()
                 _refresh(store, plan, items)
             return store
-        return _fill(judge, task, template, plan, store, items, trainer)
+        expected: dict[str, float] = {}
+        if first:  # an engine or a server that is missing shows here, before anything is written
+            judge.engine()
+            expected = expectation(judge, plan)
+            _begin(store, plan._replace(chunks=[]) if writing else plan)
+        more: dict[str, Any] = {}
+        if writing:
+            more["generated"] = writing.entry()
+            plan = _written(judge, task, template, plan, writing, store, first, truncate=truncate)
+            expected = expectation(judge, plan) if first else {}
+        return _fill(judge, task, template, plan, store, items, trainer, expected, more)
 
 
 @contextlib.contextmanager
@@ -86,6 +103,52 @@ def _alone(folder: Path) -> Iterator[None]:
         lock.release()
 
 
+def _begin(store: Store, plan: Plan) -> None:
+    """Claim the folder for a plan, or find that it is this plan's."""
+    if (started := store.plan()) is not None:
+        _compare(store, plan, started["identity"], started["digest"])
+    elif store.is_foreign:
+        raise ValueError(
+            f"{str(store.folder)!r} is not empty and no store. Set `--data.store` to a new folder."
+        )
+    else:
+        store.begin(plan.summary())
+
+
+def _written(
+    judge: Judge,
+    task: Task,
+    template: Template,
+    plan: Plan,
+    writing: Writing,
+    store: Store,
+    first: bool,
+    *,
+    truncate: bool,
+) -> Plan:
+    """The plan of what is judged, once the first process has had all texts written.
+
+    It keeps the name of the plan from before, by which a second run finds the folder.
+    """
+
+    def has_chunks() -> bool:
+        return bool((store.plan() or {}).get("chunks"))
+
+    while not (first or has_chunks()):
+        time.sleep(_LOOK)
+    try:
+        questions = with_texts(judge, template, plan.questions, writing, store)
+    except (KeyboardInterrupt, SystemExit):
+        raise Interrupted(
+            "stopped while the judge was writing. Run the same command to go on."
+        ) from None
+    final = make_plan(judge, task, template, questions, truncate=truncate)
+    final = final._replace(identity=plan.identity, digest=plan.digest)
+    if first and not has_chunks():
+        store.begin(final.summary())
+    return final
+
+
 def _fill(
     judge: Judge,
     task: Task,
@@ -94,21 +157,14 @@ def _fill(
     store: Store,
     items: Sequence[Item],
     trainer: Any,
+    expected: dict[str, float],
+    more: dict[str, Any],
 ) -> Store:
     first = trainer is None or trainer.global_rank == 0
-    if first:  # a missing engine and a server that is down show here, before anything is written
-        judge.engine()
-        expected = expectation(judge, plan)
     if (started := store.plan()) is not None:
         _compare(store, plan, started["identity"], started["digest"])
         # What was begun in other batches goes on in them: parts are numbered by chunk.
         plan = plan._replace(chunks=[Chunk(**chunk) for chunk in started["chunks"]])
-    elif first and store.is_foreign:
-        raise ValueError(
-            f"{str(store.folder)!r} is not empty and no store. Set `--data.store` to a new folder."
-        )
-    elif first:
-        store.begin(plan.summary())
     job = _Job(judge, task, plan, store)
     if first:
         sys.stderr.write(announcement(counts_of(plan.encoded, plan.chunks), expected) + "\n")
@@ -132,6 +188,7 @@ def _fill(
             "digest": plan.digest,
             "engine": judge.engine(),
             "scales": {task.scale: scale_entry(task, template)},
+            **more,
         }
         store.finish(len(plan.chunks), order, items, manifest)
     return store
@@ -222,17 +279,17 @@ class _Job:
         """A progress bar; call what it gives after each chunk."""
         started = looked = time.monotonic()
         numbers = range(len(self.plan.chunks))
-        with _progress() as progress:
-            bar = progress.add_task(
-                "judging", total=sum(map(self.plan.weight, numbers)), prompts="", rate="starting"
+        with bar() as progress:
+            shown = progress.add_task(
+                "judging", total=sum(map(self.plan.weight, numbers)), done="", rate="starting"
             )
 
             def show() -> None:
                 done, seconds = self.store.parts(), time.monotonic() - started
                 progress.update(
-                    bar,
+                    shown,
                     completed=sum(map(self.plan.weight, done)),
-                    prompts=f"{len(done)}/{len(numbers)} chunks",
+                    done=f"{len(done)}/{len(numbers)} chunks",
                     rate=f"{self.prompts / seconds:.1f} prompts/s, "
                     f"{self.tokens / seconds:.0f} tokens/s",
                 )
@@ -279,7 +336,7 @@ class _Job:
                 else None,
                 "tokens": len(row.input_ids),
                 "prompt": hashlib.sha256(text.encode()).hexdigest()[:16],
-                "text": None,
+                "text": question.text,
             }
         return rows, self.judge.halved[before:]
 
@@ -299,19 +356,6 @@ class _Job:
             sys.stderr.write(f"{reason} All random-number prompts count, none is selected.\n")
             return {}
         return dict(zip([question.key for question in alone], values.tolist(), strict=True))
-
-
-def _progress() -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    return Progress(
-        TextColumn("{task.description} {task.fields[prompts]}"),
-        BarColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
 
 
 # Rates measured earlier: a store must not hold them, since a resumed one equals an unbroken one.
@@ -338,45 +382,3 @@ def remember_rate(identity: dict[str, str], tokens_per_second: float) -> None:
     with contextlib.suppress(OSError), replacing(_rate_file()) as partial:
         rates = {**_rates(), _rate_key(identity): round(tokens_per_second, 1)}
         partial.write_text(json.dumps(rates), encoding="utf-8")
-
-
-def dry_run(judge: Judge, task: Task, template: Template, questions: list[Question],
-            *, truncate: bool) -> dict[str, Any]:  # fmt: skip
-    """Every prompt exactly as tokenised, label tokens, counts, and the seconds it would take."""
-    plan = make_plan(judge, task, template, questions, truncate=truncate)
-    shown: dict[str, Any] = {
-        name: [] for name in ("items", "random", "random_task", "content_free")
-    }
-    for question, row in zip(plan.questions, plan.encoded, strict=True):
-        name = "items" if question.kind == "item" else question.kind
-        text = judge.decode(row)
-        shown[name].append({"id": question.key, "input_ids": list(row.input_ids), "text": text})
-    # Counts are of the items; seconds and cost of the whole job.
-    items = [at for at, question in enumerate(questions) if question.kind == "item"]
-    encoded = [plan.encoded[at] for at in items]
-    chunks = judge.plan([questions[at].prompt for at in items], encoded)
-    expected = expectation(judge, plan)
-    return {
-        **shown,
-        "labels": json.loads(plan.identity["labels"]),
-        "counts": counts_of(encoded, chunks),
-        "seconds": None if "seconds" not in expected else round(expected["seconds"], 1),
-        **({"cost": round(expected["cost"], 4)} if "cost" in expected else {}),
-    }
-
-
-def dry_run_text(shown: dict[str, Any]) -> str:
-    """Two prompts of each kind, label tokens, counts and seconds, to read."""
-    lines = []
-    for kind in ("items", "random", "random_task", "content_free"):
-        for row in shown[kind][:2]:
-            lines += [f"--- {kind} {row['id']} ({len(row['input_ids'])} tokens)", row["text"]]
-    lines.append("--- label tokens")
-    lines += [f"{label}: {ids}" for label, ids in shown["labels"].items()]
-    lines.append(f"--- the items: {announcement(shown['counts'], {})}")
-    seconds, cost = shown["seconds"], shown.get("cost")
-    estimate = "not known, no rate measured yet" if seconds is None else f"about {seconds:.0f}"
-    lines.append(f"--- seconds for the whole job: {estimate}")
-    if cost is not None:
-        lines.append(f"--- dollars for the whole job: about {cost:.2f}")
-    return "\n".join(lines)

@@ -117,7 +117,15 @@ class Judge(ABC):
     def generate(
         self, prompts: Sequence[str], *, max_tokens: int, temperature: float, seed: int
     ) -> list[str]:
-        """Continue each user turn by up to `max_tokens` sampled tokens."""
+        """Continue each user turn by up to `max_tokens` tokens; text up to the end of the turn.
+
+        Temperature 0 takes the likeliest token. A prompt's own seed is `seed` plus its place in
+        the list: equal prompts are answered differently, and the tail of a list with `seed` moved
+        on is answered as in the whole list.
+
+        Raises:
+            Unsupported: the engine doesn't generate text.
+        """
 
     def expected(self, prompts: Sequence[Prompt], encoded: Sequence[Encoded]) -> dict[str, float]:
         """What a job will take, as far as the engine can tell: `seconds`, `cost`."""

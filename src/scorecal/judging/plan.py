@@ -17,6 +17,8 @@ class Question(NamedTuple):
     kind: str
     key: str
     prompt: Prompt
+    text: str | None = None
+    """What the judge has written for it."""
 
 
 class Plan(NamedTuple):
@@ -113,6 +115,7 @@ def scale_entry(task: Task, template: Template) -> dict[str, Any]:
     """How the manifest describes a scale."""
     scale = Scale.parse(task.scale)
     return {
+        **({"examples": task.examples} if task.examples else {}),
         "labels": list(scale.labels),
         "values": list(task.values()),
         "template": template.hash,

@@ -277,11 +277,14 @@ class ServerJudge(Judge):
         if self._files is None:
             body = chat(text)
         else:
-            body = {"prompt": list(self._files.tokens.turn(text)[0])}
+            rows = self._files.tokens.rows_to_continue([text], sampling["max_tokens"])
+            body = {"prompt": list(rows[0])}
 
         def read(answer: Any) -> str:
             [choice] = choices(answer, 1)
-            return choice["message"]["content"] if self._files is None else choice["text"]
+            if self._files is None:
+                return choice["message"]["content"] or ""
+            return self._files.tokens.within_turn(choice["text"])
 
         return self._endpoint.ask(self._next.path, {**body, **sampling}, read)
 

@@ -4,9 +4,10 @@ A store holds one judge's answers for one task:
 
     manifest.json        who judged what, and a checksum of each file
     items.parquet        id, group, split, gold, leak; no text
-    judgements.parquet   a row for each prompt
+    judgements.parquet   a row for each prompt; the text that the judge wrote for it, if any
 
-While it is being made it holds `plan.json` and finished chunks in `parts/` instead.
+While it is being made it holds `plan.json`, what the judge has written so far in `generated/`, and
+finished chunks in `parts/` instead.
 """
 
 import hashlib
@@ -125,6 +126,20 @@ class Store:
         """Fix the plan that parts follow, before the first forward pass."""
         _write_json(self.folder / "plan.json", plan)
 
+    def _texts(self, stage: str, batch: int) -> Path:
+        return self.folder / "generated" / f"{stage}-{batch:06d}.json"
+
+    def texts(self, stage: str, batch: int) -> list[str] | None:
+        """What the judge has written, if that batch of it is on disk and whole."""
+        try:
+            return json.loads(self._texts(stage, batch).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):  # a machine that lost its power can leave half
+            return None
+
+    def write_texts(self, stage: str, batch: int, texts: Sequence[str]) -> None:
+        """Put a batch of what the judge has written on disk."""
+        _write_json(self._texts(stage, batch), list(texts))
+
     def _part(self, chunk: int) -> Path:
         return self.folder / "parts" / f"{chunk:06d}.parquet"
 
@@ -163,7 +178,8 @@ class Store:
     def tidy(self) -> None:
         """Remove from a finished store what making it, or a kill at its very end, has left."""
         (self.folder / "plan.json").unlink(missing_ok=True)
-        shutil.rmtree(self.folder / "parts", ignore_errors=True)
+        for made_of in ("parts", "generated"):
+            shutil.rmtree(self.folder / made_of, ignore_errors=True)
         for partial in self.folder.glob(".*.partial"):
             partial.unlink()
 
@@ -188,6 +204,6 @@ def file_checksum(path: Path) -> str:
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def _write_json(path: Path, content: dict[str, Any] | list[str]) -> None:
     with replacing(path) as partial:
         partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -28,14 +28,19 @@ class Task:
         source: hub id, or a shipped or local file.
         config: configuration of a hub id.
         revision: revision of a hub id.
-        splits: which of the source's splits serve as dev and test.
-        gold: column of the human score.
+        splits: which of the source's splits serve as dev and test; one may be left out where
+            outer folds pool them.
+        gold: column of the human score; a template with several criteria reads it as `gold`.
         gold_factor: multiplies gold on reading.
         gold_range: gold's range after `gold_factor`, over which the labels are spread evenly
             in value; null: gold is on the scale itself.
-        group: column of what must not be split (a document); null: every item for itself.
+        group: column of what must not be split (a document); null: every row for itself.
+        explode: columns that hold lists of equal length, one entry an item.
         scale: `low-high` or `low-high:step`.
         orders: rubric orders; only `none` exists so far.
+        examples: scored dev items that are shown before every item, and left out of the items.
+        reasoning: tokens, at most, that the judge writes before it scores; the template's block
+            `reasoning` asks for them.
     """
 
     name: str
@@ -49,14 +54,26 @@ class Task:
     gold_factor: float = 1.0
     gold_range: tuple[float, float] | None = None
     group: str | None = None
+    explode: list[str] = field(default_factory=list)
     scale: str = "0-5"
     orders: Literal["none"] = "none"
+    examples: int = 0
+    reasoning: int = 0
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.-]+", self.name) or self.name.startswith("."):
             raise ValueError(
                 f"`data.task.name` names folders: letters, digits, - and _, got {self.name!r}."
             )
+        if not self.splits or set(self.splits) - set(ROLES):
+            raise ValueError(
+                "`data.task.splits` says which split is dev and which is test, got the roles "
+                f"{', '.join(map(repr, self.splits)) or 'none'}."
+            )
+
+        for name in ("examples", "reasoning"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"`data.task.{name}` is 0 or more, got {getattr(self, name)}.")
 
     def values(self) -> tuple[float, ...]:
         """The labels' values in gold's units."""
@@ -85,10 +102,16 @@ class Item(NamedTuple):
 class Template:
     """A task's Jinja template: blocks `instruction`, `item`, and optionally `question`, `cue`.
 
-    The user turn is instruction + item + question; `cue` begins the judge's answer.
+    The user turn is instruction + examples + item + question; `cue` begins the judge's answer.
+    Where the task has the judge reason, `reasoning` stands in place of `question`, and `cue` after
+    what the judge then writes.
+
+    Args:
+        task: whose template it is.
+        examples: scored items, shown before every other item.
     """
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, examples: Sequence[Item] = ()) -> None:
         import jinja2
         from jinja2 import meta
         from jinja2.sandbox import SandboxedEnvironment
@@ -107,7 +130,6 @@ class Template:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             raise ValueError(f"template {str(path)!r} is not UTF-8. Convert it.") from None
-        self.hash = hashlib.sha256(text.encode()).hexdigest()[:16]
         environment = SandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False)
         try:
             self._template = environment.from_string(text)
@@ -118,17 +140,41 @@ class Template:
         missing = {"instruction", "item"} - set(self._template.blocks)
         if missing:
             raise ValueError(f"template {str(path)!r} lacks the block {sorted(missing)[0]!r}.")
-        known = set(task.fields) | {"low", "high", "labels"}
-        unknown = meta.find_undeclared_variables(environment.parse(text)) - known
+        known = set(task.fields) | {"low", "high", "labels", "gold"}
+        named = meta.find_undeclared_variables(environment.parse(text))
+        criterion = f"\0{task.gold}" if "gold" in named else ""
+        self.hash = hashlib.sha256((text + criterion).encode()).hexdigest()[:16]
+        unknown = named - known
         if unknown:
             raise ValueError(
                 f"template {str(path)!r} names the field {sorted(unknown)[0]!r}, which "
                 f"`data.task.fields` lacks. It has {', '.join(task.fields)}."
             )
-        self._path = path
+        unused = [name for name in task.fields if name not in named]
+        if unused:
+            raise ValueError(
+                f"`data.task.fields` has the field {unused[0]!r}, which template {str(path)!r} "
+                "never shows. Take it out, or name it in the block `item`."
+            )
+        self._path, self._gold = path, task.gold
         self._labels = tuple((label,) for label in self._scale.labels)
         self._empty = dict.fromkeys(task.fields, "")
+        self._question = "question"
         self.instruction = self._render("instruction", {})
+        self._before = self.instruction + "".join(self._example(item, task) for item in examples)
+        if task.reasoning:
+            self._question = "reasoning"
+            lacking = [name for name in ("reasoning", "cue") if name not in self._template.blocks]
+            if lacking:
+                raise ValueError(
+                    f"template {str(path)!r} lacks the block {lacking[0]!r}, which a judge that "
+                    "reasons needs. Add it as in `sts_reasoning.j2`, or set `data.task.reasoning` "
+                    "to 0."
+                )
+        shown = self._before[len(self.instruction) :]
+        if shown or task.reasoning:  # as text alone, templates keep the hash of earlier versions
+            asked = f"{self.hash}\0{shown}\0{task.reasoning}"
+            self.hash = hashlib.sha256(asked.encode()).hexdigest()[:16]
 
     def _render(self, block: str, fields: dict[str, str]) -> str:
         import jinja2
@@ -137,14 +183,24 @@ class Template:
             return ""
         scale = self._scale
         context = self._template.new_context(
-            {**fields, "low": scale.low, "high": scale.high, "labels": scale.labels}
+            {
+                **fields,
+                "low": scale.low,
+                "high": scale.high,
+                "labels": scale.labels,
+                "gold": self._gold,
+            }
         )
         try:
             return "".join(self._template.blocks[block](context))
         except jinja2.UndefinedError as error:
+            if any(f"'{name}' is undefined" == error.message for name in self._empty):
+                advice = "Use the data's fields in the block `item` only."
+            else:
+                advice = f"The criterion is {self._gold!r} (`data.task.gold`)."
             raise ValueError(
-                f"block {block!r} of template {str(self._path)!r} can't be written without an "
-                f"item: {error.message}. Use the data's fields in the block `item` only."
+                f"block {block!r} of template {str(self._path)!r} can't be written: "
+                f"{error.message}. {advice}"
             ) from None
         except jinja2.exceptions.SecurityError as error:
             raise ValueError(f"template {str(self._path)!r} is not allowed: {error}.") from None
@@ -153,14 +209,31 @@ class Template:
 
     def prompt(self, item: Item) -> Prompt:
         """The question about one item."""
-        return Prompt(
-            self.instruction,
-            self._render("item", item.fields),
-            self._render("question", {}),
-            self._render("cue", {}),
-            self._labels,
-            item.where,
+        return self._prompt(self._render("item", item.fields), item.where)
+
+    def _prompt(self, item: str, where: str) -> Prompt:
+        after, cue = self._render(self._question, {}), self._render("cue", {})
+        return Prompt(self._before, item, after, cue, self._labels, where)
+
+    def _example(self, item: Item, task: Task) -> str:
+        """An item with its question and the label nearest to gold, the lower of two."""
+        assert item.gold is not None
+        away = [abs(value - item.gold) for value in task.values()]
+        label = self._scale.labels[away.index(min(away))]
+        return f"{self._render('item', item.fields)}{self._render('question', {})} {label}\n\n"
+
+    def invention(self) -> str:
+        """The user turn that asks the judge to invent an item."""
+        form = self._render("item", dict.fromkeys(self._empty, "..."))
+        return (
+            f"{self.instruction}Here, invent one example of what is to be rated, with words of "
+            "your own in place of each '...'. Write only the example, in exactly this form:"
+            f"\n\n{form}"
         )
+
+    def invented(self, text: str, key: str) -> Prompt:
+        """The question about an item that the judge has invented."""
+        return self._prompt(text, f"invented input {key}")
 
     def content_free(self, text: str) -> Prompt:
         """The question about an item whose fields all hold the same empty words."""
@@ -191,7 +264,8 @@ def load_items(
         ValueError: the data can't be read, or a row breaks one of the task's rules.
     """
     items: list[Item] = []
-    for role, file, records in _split_records(task, path, list(roles)):
+    roles = [role for role in roles if role in task.splits]
+    for role, file, records in _split_records(task, path, roles):
         items += _items(task, role, file, records, missing_gold)
     _refuse_duplicates(items)
     for role in roles:
@@ -234,6 +308,9 @@ def _split_records(
             yield role, str(files[0]), list(enumerate(read_records(files[0]), 1))
     else:
         rows = list(enumerate(read_records(place), 1))
+        if "split" not in rows[0][1] and len(task.splits) == 1:  # one split: everything
+            yield from ((role, str(place), rows) for role in roles)
+            return
         if "split" not in rows[0][1]:
             raise ValueError(
                 f"{str(place)!r} has no column 'split' that says dev or test. Add it, or name a "
@@ -264,8 +341,8 @@ def _items(
 ) -> list[Item]:
     values = task.values()
     items = []
-    for number, record in records:
-        where = f"{file} row {number}"
+    hashed = task.group in task.fields.values()  # a store holds no text
+    for where, key, unit, record in _units(task, role, file, records):
         columns = {*task.fields.values()} | ({task.group} if task.group else set())
         if role != "new":
             columns.add(task.gold)
@@ -282,13 +359,39 @@ def _items(
         gold = None
         if role != "new":
             gold = read_gold(record[task.gold], task, values, where, missing_gold)
-        key = cell_or(record.get("id"), f"{role}-{number - 1}")
-        group = cell_or(record[task.group], key) if task.group else key
+        group = cell_or(record[task.group], unit) if task.group else unit
+        if hashed:
+            group = hashlib.sha256(group.encode()).hexdigest()[:16]
         for text in (key, group, *fields.values()):
             if not text.isprintable() and any("\ud800" <= sign <= "\udfff" for sign in text):
                 raise ValueError(f"{where} holds half of a surrogate pair, which is no text.")
         items.append(Item(key, group, role, gold, False, fields, where))
     return items
+
+
+def _units(
+    task: Task, role: str, file: str, records: list[tuple[int, Record]]
+) -> Iterable[tuple[str, str, str, Record]]:
+    """Place, id, row's id and cells of each item; a row with lists is several items."""
+    for number, record in records:
+        where = f"{file} row {number}"
+        unit = cell_or(record.get("id"), f"{role}-{number - 1}")
+        if not task.explode:
+            yield where, unit, unit, record
+            continue
+        lists: dict[str, Any] = {column: record.get(column) for column in task.explode}
+        for column, cell in lists.items():
+            if not isinstance(cell, list):
+                raise ValueError(
+                    f"{where} has no list in column {column!r}. Set `data.task.explode` to the "
+                    "columns that hold one entry an item, or to []."
+                )
+        lengths = {column: len(cell) for column, cell in lists.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"{where}: the lists to explode have the lengths {lengths}.")
+        for index in range(min(lengths.values())):
+            entry = {column: cell[index] for column, cell in lists.items()}
+            yield f"{where} entry {index + 1}", f"{unit}-{index}", unit, {**record, **entry}
 
 
 def cell_or(cell: Any, default: str) -> str:

@@ -213,6 +213,51 @@ class PromptTokenizer:
         ids = array("i", self.prompt_ids(Prompt(text, "", "", "", ())))
         return ids, range(max(head, 1), len(ids) - foot)
 
+    # Texts that the judge writes
+
+    def rows_to_continue(self, texts: Sequence[str], max_tokens: int) -> list["array[int]"]:
+        """Token ids of user turns after which an answer has room.
+
+        Raises:
+            ValueError: one and its answer are longer than the context.
+        """
+        rows = [self.turn(text)[0] for text in texts]
+        longest = max(map(len, rows), default=0)
+        if self._limit is not None and longest + max_tokens > self._limit:
+            raise ValueError(
+                f"a text of {longest} tokens leaves no room for an answer of {max_tokens}: judge "
+                f"{self._model!r} reads {self._limit}. Shorten the text, or lower "
+                "`--data.task.reasoning`."
+            )
+        return rows
+
+    @functools.cached_property
+    def _borders(self) -> re.Pattern[str]:
+        """Tokens that can end a turn or begin one; `<think>`, say, is not among them."""
+        frame = "".join(self.frame)
+        borders = set(self._tokenizer.all_special_tokens) | {
+            str(token)
+            for token in self._tokenizer.added_tokens_decoder.values()
+            if token.special or str(token) in frame
+        }
+        return re.compile("|".join(map(re.escape, sorted(filter(str.strip, borders)))) or r"(?!)")
+
+    def answer(self, ids: Sequence[int]) -> str:
+        """The text of generated tokens, within one turn."""
+        return self.within_turn(
+            self._tokenizer.decode(
+                list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+            )
+        )
+
+    def within_turn(self, text: str) -> str:
+        """A generated text up to where it spells the border of a turn.
+
+        It may come to begin the judge's own answer, where a control token would be a command.
+        """
+        border = self._borders.search(text)
+        return text[: border.start()] if border else text
+
     def _form_ids(self, text: str, form: str) -> list[int]:
         prompt_ids, ids = self.ids(text), self.ids(text + form)
         label = ids[len(prompt_ids) :]

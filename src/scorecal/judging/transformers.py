@@ -25,9 +25,10 @@ from torch import Tensor
 
 from scorecal.judging.attention import Cascade, Kept
 from scorecal.judging.checkpoint import Checkpoint
-from scorecal.judging.judge import Chunk, Encoded, Judge, Judgement, Prompt, Unsupported
+from scorecal.judging.judge import Chunk, Encoded, Judge, Judgement, Prompt
 from scorecal.judging.labels import LabelTree
 from scorecal.judging.linear import can_pack, log_softmax_at, pack_linears
+from scorecal.judging.sampling import continuations
 from scorecal.judging.trie import Packed, Tokens, continued, share
 from scorecal.judging.weights import fast_dtype
 
@@ -84,7 +85,7 @@ class TransformersJudge(Judge):
 
     @functools.cached_property
     def _network(self) -> Any:
-        from transformers import AttentionInterface, AutoModelForCausalLM
+        from transformers import AttentionInterface, AutoModelForCausalLM, GenerationConfig
 
         network = self._files.from_pretrained(
             AutoModelForCausalLM, "weights", dtype=getattr(torch, self.dtype)
@@ -96,6 +97,9 @@ class TransformersJudge(Judge):
             raise ValueError("there is no CUDA device. Set `data.judge.init_args.device: auto`.")
         AttentionInterface.register("scorecal", _attend)
         self._own_attention = network.config._attn_implementation
+        self._ends = self._files.ends(network.generation_config.eos_token_id)
+        # A checkpoint's own top_p or repetition penalty would write other texts than it is asked.
+        network.generation_config = GenerationConfig()
         network = network.eval().requires_grad_(False).to(device)
         if "position_ids" not in inspect.signature(network.base_model.forward).parameters:
             self._run_plain("takes no positions of tokens")
@@ -361,8 +365,37 @@ class TransformersJudge(Judge):
     def generate(
         self, prompts: Sequence[str], *, max_tokens: int, temperature: float, seed: int
     ) -> list[str]:
-        """Sampling is not built yet."""
-        raise Unsupported("TransformersJudge doesn't generate text yet.")
+        """Continue each user turn; see `Judge.generate`.
+
+        A text depends on its prompt, its seed and the rounding of its batch, nothing else.
+        """
+        rows = self._files.tokens.rows_to_continue(prompts, max_tokens)
+        network = self._network
+        texts = [""] * len(prompts)
+
+        def run(part: list[int]) -> list[list[int]]:
+            return continuations(
+                network,
+                [rows[index] for index in part],
+                ends=self._ends,
+                max_tokens=max_tokens,
+                temperature=temperature,
+                seeds=[seed + index for index in part],
+            )
+
+        def write(part: list[int]) -> None:
+            for index, ids in zip(part, self._halving(run, part), strict=True):
+                texts[index] = self._files.tokens.answer(ids)
+
+        part: list[int] = []
+        for index in sorted(range(len(rows)), key=lambda at: len(rows[at])):  # little padding
+            if part and len(rows[index]) * (len(part) + 1) > self._budget:
+                write(part)
+                part = []
+            part.append(index)
+        if part:
+            write(part)
+        return texts
 
 
 _Work = tuple[Tokens, LabelTree]  # a prompt's tokens, and its labels

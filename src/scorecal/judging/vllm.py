@@ -224,8 +224,7 @@ class VllmJudge(Judge):
     ) -> list[str]:
         """Continue each user turn; equal prompts get different texts. See `Judge.generate`."""
         vllm = _vllm()
-        tokenizer = self._files.tokenizer
-        end = tokenizer.eos_token_id
+        tokens, end = self._files.tokens, self._files.tokenizer.eos_token_id
         params = [
             vllm.SamplingParams(
                 max_tokens=max_tokens,
@@ -236,11 +235,8 @@ class VllmJudge(Judge):
             )
             for index in range(len(prompts))
         ]
-        rows = [self._files.tokens.turn(text)[0] for text in prompts]
-        return [
-            tokenizer.decode(output.outputs[0].token_ids, skip_special_tokens=True)
-            for output in self._run(rows, params)
-        ]
+        rows = tokens.rows_to_continue(prompts, max_tokens)
+        return [tokens.answer(output.outputs[0].token_ids) for output in self._run(rows, params)]
 
 
 def _vllm() -> Any:

@@ -1,0 +1,188 @@
+"""Commands that take several configs, so that LightningCLI would be in the way: compare."""
+
+import json
+import math
+import re
+import shlex
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ActionConfigFile, ArgumentParser
+
+from scorecal import resources
+from scorecal.calibration.data import ScoreData
+from scorecal.evaluation.compare import Case, case_record, compare
+from scorecal.evaluation.evidence import RESAMPLES
+from scorecal.evaluation.learning import learning_record
+from scorecal.evaluation.presentation import draw, tables_text
+from scorecal.judging.records import replacing
+from scorecal.judging.store import Store
+
+
+class NamedConfigFile(ActionConfigFile):
+    """`--config sts.yaml` finds the shipped file of that name."""
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: Any = None) -> None:
+        """Resolve the name, then read the file."""
+        if isinstance(values, str):
+            found = resources.find("configs", values) or resources.find("configs", f"{values}.yaml")
+            if found is None:
+                shipped = ", ".join(resources.names("configs", "*.yaml"))
+                raise ValueError(f"no config {values!r}. Name a YAML file or one of: {shipped}.")
+            try:
+                found.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                raise ValueError(f"config {values!r} is not UTF-8.") from None
+            values = str(found)
+        super().__call__(parser, cfg, values, option_string)
+
+
+def compare_parser() -> ArgumentParser:
+    """Arguments of `compare`."""
+    parser = ArgumentParser(
+        prog="compare",
+        exit_on_error=False,
+        description="Every method on every judge and task: tables, figures, learning curves.",
+    )
+    parser.add_argument(
+        "-c", "--config", nargs="+", required=True, type=str, help="One YAML a task."
+    )
+    parser.add_argument(
+        "--table",
+        nargs="+",
+        type=str,
+        default=[],
+        help="More stores or shipped tables, of other judges on these tasks.",
+    )
+    parser.add_argument("--output", type=str, default="compare", help="Folder of what is written.")
+    parser.add_argument("--seed", type=int, default=0, help="Of folds, draws and resamples.")
+    parser.add_argument("--resamples", type=int, default=RESAMPLES, help="Of the bootstrap.")
+    parser.add_argument(
+        "--draws", type=int, default=50, help="Dev sets a learning curve averages over; 0: none."
+    )
+    return parser
+
+
+def run_compare(arguments: list[str]) -> None:
+    """Write `tables.md`, `tables.json` and the figures of a comparison."""
+    given = compare_parser().parse_args(arguments)
+    for name, least in (("resamples", 100), ("draws", 0)):
+        if getattr(given, name) < least:
+            raise ValueError(f"`--{name}` must be at least {least}, got {getattr(given, name)}.")
+    folder = Path(given.output)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"`--output` {given.output!r} is a file. Name a folder.")
+    cases = _cases(given.config, given.table, given.seed)
+    tasks: dict[str, list[dict[str, Any]]] = {}
+    for case in cases:
+        started = time.monotonic()
+        sys.stderr.write(f"{case.task}: {case.judge}\n")
+        comparison = compare(case, seed=given.seed, resamples=given.resamples)
+        record = {
+            "title": case.judge,
+            "slug": re.sub(r"[^a-z0-9.]+", "-", case.judge.lower()).strip("-"),
+            **case_record(comparison),
+        }
+        sys.stderr.write(f"  tables: {time.monotonic() - started:.0f} s\n")
+        if given.draws:
+            started = time.monotonic()
+            record["learning"] = learning_record(
+                case, draws=given.draws, resamples=given.resamples, seed=given.seed
+            )
+            sys.stderr.write(f"  learning curve: {time.monotonic() - started:.0f} s\n")
+        tasks.setdefault(case.task, []).append(record)
+    about = {
+        "command": "python -m train compare " + shlex.join(arguments),
+        "version": version("scorecal"),
+        "seed": given.seed,
+        "resamples": given.resamples,
+        "draws": given.draws,
+    }
+    written = _write(folder, tasks, about)
+    print("\n".join(map(str, written)))
+
+
+def _write(
+    folder: Path, tasks: dict[str, list[dict[str, Any]]], about: dict[str, Any]
+) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "tables.md": tables_text(tasks, about),
+        "tables.json": json.dumps(_without_nan({**about, "tasks": tasks}), indent=1) + "\n",
+    }
+    for name, text in texts.items():
+        with replacing(folder / name) as partial:
+            partial.write_text(text, encoding="utf-8")
+    written = [folder / name for name in texts]
+    try:
+        written += draw(tasks, folder)
+    except ValueError as error:  # the tables are worth having without the figures
+        if "matplotlib" not in str(error):
+            raise
+        sys.stderr.write(f"no figures: {error}\n")
+    return written
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(item) for item in value]
+    return value
+
+
+def _cases(configs: list[str], tables: list[str], seed: int) -> list[Case]:
+    """Every config's own table, and the further ones of its task.
+
+    Raises:
+        ValueError: two configs name one task, a table belongs to none of them, or can't be divided.
+    """
+    sources = [read_data(name) for name in configs]
+    names = [data.task.name for data in sources]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"two configs have the task {name!r}. Name other judges' stores with `--table`."
+            )
+    further: dict[str, list[str]] = {name: [] for name in names}
+    for table in tables:
+        folder = resources.find("tables", table, Path.is_dir)
+        if folder is None:
+            raise ValueError(f"no store or shipped table {table!r}. Check `--table`.")
+        task = Store(folder).manifest()["task"]
+        if task not in further:
+            raise ValueError(
+                f"table {table!r} is of the task {task!r}, the configs are of "
+                f"{', '.join(names)}. Add its config."
+            )
+        further[task].append(table)
+    cases: list[Case] = []
+    for data in sources:
+        of_task: list[Case] = []
+        for name in ["", *further[data.task.name]]:
+            data.prepare_data() if not name else data.use_table(name)
+            data.setup("fit")
+            case = Case.of(data.task.name, data.read(), data.folds, seed)
+            if case.judge in [other.judge for other in of_task]:
+                case.judge = f"{case.judge} ({case.table.name})"
+            of_task.append(case)
+        cases += of_task
+    return cases
+
+
+def read_data(config: str) -> ScoreData:
+    """The data that a config describes; its model and trainer are not looked at."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", action=NamedConfigFile)
+    parser.add_argument("--seed_everything", type=Any)
+    parser.add_argument("--evaluate_test", type=Any)
+    parser.add_argument("--model", type=Any)
+    parser.add_argument("--trainer", type=Any)
+    parser.add_class_arguments(ScoreData, "data")
+    parsed = parser.parse_args(["--config", config])
+    return parser.instantiate_classes(parsed).data

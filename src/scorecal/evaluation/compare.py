@@ -1,0 +1,436 @@
+"""Methods × metrics of one judge on one task, and what the judge's number bias has to do with them.
+
+Everything is computed on each split's own held-out rows; with several splits a figure is the mean
+over them. Groups are drawn once a resample and all methods and splits recomputed: comparisons are
+paired, and the fitted methods are held fixed.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from scorecal.calibration.folds import Folds, make_splits, partition, refuse_constant
+from scorecal.calibration.methods import (
+    LONG,
+    SHORT,
+    VANILLA,
+    Answers,
+    DevSets,
+    Method,
+    best_strengths,
+    debiased,
+    methods,
+    random_number_term,
+    strength_scores,
+)
+from scorecal.evaluation.evidence import (
+    METRICS,
+    POINT_ONLY,
+    Predictions,
+    Truth,
+    numbered_groups,
+    resampled,
+)
+from scorecal.evaluation.intervals import Interval, adjusted, difference_p, interval
+from scorecal.functional.correlation import pearson, spearman
+from scorecal.functional.metrics import mean_squared_error
+from scorecal.functional.resampling import bootstrap_weights
+from scorecal.functional.targets import interpolated_target
+from scorecal.judging.priors import latent_bias
+from scorecal.judging.table import Table
+
+RELIABLE = 0.05  # the false discovery rate of what is called reliable
+HIGHER_IS_BETTER = ("spearman", "pearson", "kendall", "qwk")
+_RANKED = ("spearman", "pearson", "mse", "mae", "sdd", "rps", "qwk")
+_BINS = 10  # of equal counts, of the reliability of the expected score
+RANDOM = {"random": "Deb-R", "random_task": "Deb-T"}
+
+
+@dataclass
+class Case:
+    """One judge's judgements of one task, and how they are divided."""
+
+    task: str
+    judge: str
+    table: Table
+    sets: DevSets
+    test: Bool[Tensor, "splits items"]
+
+    @classmethod
+    def of(cls, task: str, table: Table, folds: Folds, seed: int) -> "Case":
+        """Divide a table as `fit` does.
+
+        Raises:
+            ValueError: it can't be divided so, a dev part's gold is constant, or there is no test.
+        """
+        splits = [split for split in make_splits(table, folds, seed) if split.test.any()]
+        if not splits:
+            raise ValueError(
+                f"table {table.name!r} has no test items. Add a test split, or set "
+                "`data.folds.outer: 5` in its config."
+            )
+        for split in splits:
+            partition(table, split.dev, folds.inner, folds.by, seed)
+            refuse_constant(table.gold[split.dev].tolist())
+        dev = torch.stack([split.dev for split in splits])
+        test = torch.stack([split.test for split in splits])
+        judge = table.identity.get("judge", table.name)
+        return cls(task, judge, table, DevSets(table, dev, folds, seed), test)
+
+    @property
+    def groups(self) -> int:
+        """Groups that have test items."""
+        tested = self.test.any(0).tolist()
+        return len({group for group, used in zip(self.table.groups, tested, strict=True) if used})
+
+    def truth(self) -> Truth:
+        """What scores are compared with."""
+        table = self.table
+        return Truth(table.gold, interpolated_target(table.gold, table.values), table.values)
+
+
+class Row(NamedTuple):
+    """A method's figures, the resamples they come from, and what it states about itself."""
+
+    method: Method
+    answers: Answers
+    figures: dict[str, Interval]
+    samples: dict[str, Float[Tensor, " resamples"]]
+
+
+class Comparison(NamedTuple):
+    """All methods on one case."""
+
+    case: Case
+    rows: list[Row]
+    drawn: Float[Tensor, "resamples items"]
+
+
+def compare(case: Case, *, seed: int, resamples: int) -> Comparison:
+    """Fit every method that the case has evidence for, and resample its figures."""
+    drawn = bootstrap_weights(
+        numbered_groups(case.table),
+        resamples=resamples,
+        generator=torch.Generator().manual_seed(seed),
+    )
+    rows = [row_of(case, method, drawn) for method in methods(case.table)]
+    return Comparison(case, rows, drawn)
+
+
+def row_of(
+    case: Case,
+    method: Method,
+    drawn: Float[Tensor, "resamples items"],
+    metrics: tuple[str, ...] = tuple(METRICS),
+) -> Row:
+    """One method's figures."""
+    answers = method.answer(case.sets)
+    made, truth, weights = (
+        Predictions(answers.score, answers.logits),
+        case.truth(),
+        case.test.double(),
+    )
+    figures, samples = {}, {}
+    for metric in metrics:
+        if answers.logits is None and metric in ("sdd", "rps"):
+            continue
+        function = METRICS[metric]
+        point = function(made, truth, weights).mean().item()
+        figures[metric] = Interval(point, math.nan, math.nan)
+        if metric not in POINT_ONLY and not math.isnan(point) and case.groups > 1:
+            samples[metric] = resampled(function, made, truth, weights, drawn)
+            figures[metric] = interval(point, samples[metric], case.groups)
+    return Row(method, answers, figures, samples)
+
+
+class Difference(NamedTuple):
+    """A method's metric minus another's, and the q of its being 0 among all methods."""
+
+    interval: Interval
+    q: float
+
+    def better(self, metric: str) -> bool:
+        """Reliably better at the false discovery rate."""
+        gain = self.interval.estimate if metric in HIGHER_IS_BETTER else -self.interval.estimate
+        return self.q < RELIABLE and gain > 0
+
+    def worse(self, metric: str) -> bool:
+        """Reliably worse at the false discovery rate."""
+        return Difference(self.interval._replace(estimate=-self.interval.estimate), self.q).better(
+            metric
+        )
+
+
+def differences(rows: list[Row], metric: str, reference: Row, groups: int) -> list[Difference]:
+    """Every method against a reference, with q-values over all of them."""
+    nothing = Interval(math.nan, math.nan, math.nan)
+    intervals, p_values = [], []
+    for row in rows:
+        if row is reference or metric not in row.samples or metric not in reference.samples:
+            intervals.append(nothing)
+            p_values.append(math.nan)
+            continue
+        samples = row.samples[metric] - reference.samples[metric]
+        estimate = row.figures[metric].estimate - reference.figures[metric].estimate
+        intervals.append(interval(estimate, samples, groups))
+        # Two methods that never differ are no discovery.
+        p_values.append(difference_p(samples, groups) if samples.any() else 1.0)
+    return [Difference(*pair) for pair in zip(intervals, adjusted(p_values), strict=True)]
+
+
+def best_row(rows: list[Row], metric: str) -> Row | None:
+    """The best estimate among the methods that see no test input."""
+    known = [
+        row
+        for row in rows
+        if not row.method.transductive
+        and not math.isnan(row.figures.get(metric, Interval(math.nan, 0, 0)).estimate)
+    ]
+    sign = -1 if metric in HIGHER_IS_BETTER else 1
+    return min(known, key=lambda row: sign * row.figures[metric].estimate, default=None)
+
+
+def find(rows: list[Row], name: str, temperature: str) -> Row | None:
+    """The row of a method at a temperature."""
+    return next(
+        (row for row in rows if (row.method.name, row.method.temperature) == (name, temperature)),
+        None,
+    )
+
+
+def methods_record(comparison: Comparison) -> list[dict[str, Any]]:
+    """Every method's figures, its differences from vanilla and raw, and what is bold."""
+    case, rows = comparison.case, comparison.rows
+    records: list[dict[str, Any]] = [
+        {
+            "name": row.method.name,
+            "temperature": row.method.temperature,
+            "transductive": row.method.transductive,
+            "settings": row.answers.settings,
+            "figures": {metric: figure._asdict() for metric, figure in row.figures.items()},
+            "against_vanilla": {},
+            "against_raw": {},
+            "against_best": {},
+            "bold": [],
+        }
+        for row in rows
+    ]
+    vanilla, raw = find(rows, "vanilla", f"{VANILLA:g}"), find(rows, "raw", "1")
+    assert vanilla is not None
+    assert raw is not None
+    for metric in _RANKED:
+        best = best_row(rows, metric)
+        if best is None:
+            continue
+        over = differences(rows, metric, vanilla, case.groups)
+        behind = differences(rows, metric, best, case.groups)
+        beside = differences(rows, metric, raw, case.groups)
+        for record, row, gain, gap, change in zip(records, rows, over, behind, beside, strict=True):
+            for key, found in (
+                ("against_vanilla", gain), ("against_raw", change), ("against_best", gap),
+            ):  # fmt: skip
+                if not math.isnan(found.interval.estimate):
+                    record[key][metric] = {**found.interval._asdict(), "q": found.q}
+            if gain.better(metric) and (row is best or not gap.worse(metric)):
+                record["bold"].append(metric)
+    return records
+
+
+# The random-number prior: how many prompts, how far λ may go, and what to expect of it
+
+
+def strength_record(comparison: Comparison) -> list[dict[str, Any]]:
+    """Deb-R and Deb-T by T_p, λ range and T (paper 1, tables 4 and 5)."""
+    case, records = comparison.case, []
+    for kind in _kinds(case.table):
+        for prompts in (10, 100):
+            for strengths in (SHORT, LONG):
+                for temperature in (VANILLA, 1.0):
+                    answer = debiased(
+                        kind, prompts=prompts, strengths=strengths, temperature=temperature
+                    )
+                    method = Method(RANDOM[kind], f"{temperature:g}", answer)
+                    row = row_of(case, method, comparison.drawn, ("spearman", "mse"))
+                    records.append(
+                        {
+                            "name": RANDOM[kind],
+                            "prompts": prompts,
+                            "largest": strengths[-1],
+                            "temperature": method.temperature,
+                            "lambda": row.answers.settings["lambda"],
+                            "figures": {name: f._asdict() for name, f in row.figures.items()},
+                        }
+                    )
+    return records
+
+
+def _kinds(table: Table) -> list[str]:
+    return [kind for kind in RANDOM if kind in table.evidence]
+
+
+def curves_record(case: Case) -> dict[str, Any]:
+    """Spearman over λ on dev and on test at both temperatures, and the λ that dev chooses."""
+    table, gold = case.table, case.table.gold
+    strengths = (0.0, *LONG)
+    record: dict[str, Any] = {}
+    for kind in _kinds(table):
+        term = random_number_term(table, kind, 10)
+        for temperature in (1.0, VANILLA):
+            scores = strength_scores(table, term, strengths, temperature)
+            lines = {}
+            for name, parts in (("dev", case.sets.train), ("test", case.test)):
+                each = [
+                    spearman(
+                        scores[:, own], gold[own], torch.ones(int(own.sum()), dtype=torch.float64)
+                    )
+                    for own in parts
+                ]
+                lines[name] = torch.stack(each).mean(0).tolist()
+            chosen = best_strengths(scores[1:11], case.sets)
+            record[f"{RANDOM[kind]}, T = {temperature:g}"] = {
+                "strengths": list(strengths),
+                **lines,
+                "chosen": [SHORT[index] for index in chosen],
+            }
+    return record
+
+
+def bias_record(table: Table) -> dict[str, list[float]]:
+    """The latent number bias by kind of prompt and T_p (paper 1, figure 3)."""
+    return {
+        f"{RANDOM[kind]}, {prompts} prompts": latent_bias(
+            table.evidence[kind], prompts=prompts
+        ).tolist()
+        for kind in _kinds(table)
+        for prompts in (10, 100)
+    }
+
+
+def shares_record(comparison: Comparison) -> dict[str, list[float]]:
+    """Gold's share of each label beside mean predicted probabilities (paper 1, figure 4).
+
+    Gold between two labels counts for both by proximity; with several splits the mean over them.
+    """
+    case = comparison.case
+    weights = case.test.double()
+    weights = weights / weights.sum(-1, keepdim=True)
+    shares = {"gold": (weights @ case.truth().target).mean(0).tolist()}
+    for name, temperature in (
+        ("raw", "1"), ("vanilla", "0.2"), ("Deb-R", "0.2"), ("Deb-T", "0.2"),
+        ("default head", "learned"),
+    ):  # fmt: skip
+        row = find(comparison.rows, name, temperature)
+        if row is not None and row.answers.logits is not None:
+            probs = row.answers.logits.softmax(-1)
+            shares[name] = torch.einsum("pi,pik->pk", weights, probs).mean(0).tolist()
+    return shares
+
+
+def excess_record(case: Case) -> dict[str, Any]:
+    """B beside the judge's excess log(mean p / gold share) on dev (paper 1, §5.2).
+
+    λ·B takes away from a label what it has too much of only where the two run against each other:
+    a correlation near -1 promises a gain, one above 0 a loss. It is known before test is opened.
+    """
+    dev = case.sets.train.any(0)
+    table = case.table
+    share = case.truth().target[dev].mean(0)
+    excess = table.logprobs[dev].softmax(-1).mean(0).log() - share.clamp(min=1e-12).log()
+    record: dict[str, Any] = {"excess": excess.tolist()}
+    for kind in _kinds(table):
+        term = random_number_term(table, kind, 10)
+        seen = share > 0  # a label that gold never takes has no finite excess
+        found = (
+            pearson(term, excess, seen.double()) if int(seen.sum()) > 2 else torch.tensor(math.nan)
+        )
+        record[RANDOM[kind]] = {"term": term.tolist(), "correlation": found.item()}
+    return record
+
+
+def reliability_record(comparison: Comparison) -> dict[str, list[list[float]]]:
+    """Mean expected score and mean gold in ten bins of equal counts of the expected score.
+
+    With several splits an item has as many predictions, and all are binned together.
+    """
+    case, record = comparison.case, {}
+    gold = case.table.gold.expand(case.test.shape)[case.test]
+    for name, temperature in (
+        ("raw", "1"), ("vanilla", "0.2"), ("Deb-T", "0.2"), ("default head", "learned"),
+        ("auto", "learned"),
+    ):  # fmt: skip
+        row = find(comparison.rows, name, temperature)
+        if row is None:
+            continue
+        score = row.answers.score[case.test]
+        order = score.argsort(stable=True)
+        bins = [part for part in order.tensor_split(_BINS) if len(part)]
+        record[name] = [
+            [score[part].mean().item() for part in bins],
+            [gold[part].mean().item() for part in bins],
+        ]
+    return record
+
+
+def mass_record(comparison: Comparison) -> list[dict[str, Any]]:
+    """Spearman and MSE in thirds of the test items by label mass."""
+    case = comparison.case
+    mass = case.table.label_mass
+    tested = case.test.any(0) & ~mass.isnan()
+    if int(tested.sum()) < 3:
+        return []
+    order = tested.nonzero().flatten()[mass[tested].argsort(stable=True)]
+    records = []
+    for name, part in zip(("low", "middle", "high"), order.tensor_split(3), strict=True):
+        own = torch.zeros_like(tested)
+        own[part] = True
+        weights = (case.test & own).double()
+        record: dict[str, Any] = {
+            "third": name,
+            "from": mass[part].min().item(),
+            "to": mass[part].max().item(),
+            "methods": {},
+        }
+        for label, temperature in (
+            ("raw", "1"), ("vanilla", "0.2"), ("Deb-T", "0.2"), ("default head", "learned"),
+        ):  # fmt: skip
+            row = find(comparison.rows, label, temperature)
+            if row is not None:
+                record["methods"][label] = {
+                    "spearman": spearman(row.answers.score, case.table.gold, weights).mean().item(),
+                    "mse": mean_squared_error(row.answers.score, case.table.gold, weights)
+                    .mean()
+                    .item(),
+                }
+        records.append(record)
+    return records
+
+
+def case_record(comparison: Comparison) -> dict[str, Any]:
+    """Everything about one case, as numbers."""
+    case, table = comparison.case, comparison.case.table
+    mass = table.label_mass[~table.label_mass.isnan()]
+    return {
+        "task": case.task,
+        "judge": case.judge,
+        "table": table.name,
+        "identity": table.identity,
+        "labels": list(table.labels),
+        "values": table.values.tolist(),
+        "splits": len(case.test),
+        "dev_items": [int(row.sum()) for row in case.sets.train],
+        "test_items": [int(row.sum()) for row in case.test],
+        "groups": case.groups,
+        "label_mass": mass.mean().item() if len(mass) else math.nan,
+        "methods": methods_record(comparison),
+        "strength": strength_record(comparison),
+        "curves": curves_record(case),
+        "latent_bias": bias_record(table),
+        "shares": shares_record(comparison),
+        "excess": excess_record(case),
+        "reliability": reliability_record(comparison),
+        "label_mass_thirds": mass_record(comparison),
+    }

@@ -1,0 +1,105 @@
+"""`compare`: what it writes, what it refuses; and a task that is nothing but two files."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+
+def config(store: Path | str, folder: Path, **data: object) -> Path:
+    """The demo's config, reading a store, with changes to its data."""
+    from scorecal import resources
+
+    found = resources.find("configs", "demo.yaml")
+    assert found is not None
+    settings = yaml.safe_load(found.read_text())
+    settings["data"]["judge"]["init_args"]["model"] = None
+    settings["data"] |= {"table": str(store), **data}
+    path = folder / "own.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def test_compare_writes_tables_figures_and_a_learning_curve(store, command, tmp_path):
+    finished = command(
+        "compare", "--config", config(store, tmp_path), "--resamples", 100, "--draws", 4
+    )
+    assert finished.status == 0, finished.err
+    written = [Path(line) for line in finished.out.splitlines()]
+    assert {path.name for path in (tmp_path / "compare").iterdir()} == {
+        path.name for path in written
+    }
+    assert len([path for path in written if path.suffix == ".svg"]) == 8
+    record = json.loads((tmp_path / "compare/tables.json").read_text())
+    [case] = record["tasks"]["demo"]
+    named = {(row["name"], row["temperature"]) for row in case["methods"]}
+    assert {("raw", "1"), ("vanilla", "0.2"), ("Deb-T", "0.2"), ("auto", "learned")} <= named
+    assert case["learning"]["sizes"] == [0, 10, 25]
+    text = (tmp_path / "compare/tables.md").read_text()
+    for heading in (
+        "Spearman (higher is better)", "number of random-number prompts", "range of λ",
+        "can debiasing help?", "by label mass", "learning curve",
+    ):  # fmt: skip
+        assert heading in text
+    assert "nan" not in text.lower().replace("finance", "")
+
+
+def test_the_same_comparison_gives_the_same_bytes(store, command, tmp_path):
+    arguments = ("--config", config(store, tmp_path), "--resamples", 100, "--draws", 0)
+    for _ in range(2):
+        assert command("compare", *arguments, "--output", "one").status == 0
+        files = {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
+    assert command("compare", *arguments, "--output", "one").status == 0
+    assert files == {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
+
+
+def test_a_second_judge_is_a_further_table(store, command, tmp_path):
+    finished = command(
+        "compare", "--config", config(store, tmp_path), "--table", store,
+        "--resamples", 100, "--draws", 0,
+    )  # fmt: skip
+    assert finished.status == 0, finished.err
+    tasks = json.loads((tmp_path / "compare/tables.json").read_text())["tasks"]
+    titles = [case["title"] for case in tasks["demo"]]
+    assert len(set(titles)) == 2
+    assert store.name in titles[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "config"),
+        (["--config", "nothing.yaml"], "no config 'nothing.yaml'"),
+        (["--config", "OWN", "OWN"], "two configs have the task 'demo'"),
+        (["--config", "OWN", "--table", "nothing"], "no store or shipped table 'nothing'"),
+        (
+            ["--config", "OWN", "--table", "stsb-qwen2.5-coder-0.5b-gguf"],
+            "is of the task 'sts', the configs are of demo",
+        ),
+        (["--config", "OWN", "--resamples", "3"], "`--resamples` must be at least 100"),
+        (["--config", "OWN", "--output", "OWN"], "is a file. Name a folder"),
+        (["--config", "OWN", "--colour", "red"], "colour"),
+    ],
+)
+def test_a_comparison_that_cannot_be_made_is_one_line_and_writes_nothing(
+    arguments, message, store, command, tmp_path
+):
+    own = config(store, tmp_path)
+    finished = command("compare", *[str(own) if a == "OWN" else a for a in arguments])
+    assert finished.status == 2
+    assert message in finished.err.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == [own]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"folds": {"outer": 100}}, "64 groups can't make 100 folds"),
+        ({"table": ""}, "neither a table nor a judge is named"),
+    ],
+)
+def test_a_table_that_cannot_be_divided_is_one_line(change, message, store, command, tmp_path):
+    finished = command("compare", "--config", config(store, tmp_path, **change), "--draws", 0)
+    assert finished.status == 2
+    assert message in finished.err
