@@ -16,6 +16,16 @@ import time
 COMMANDS = {
     "import": [sys.executable, "-c", "import torch, lightning.pytorch"],
     "--help": [sys.executable, "-m", "train", "--help"],
+    "compare": [
+        sys.executable,
+        "-m",
+        "train",
+        "compare",
+        "--config",
+        "sts.yaml",
+        "--draws",
+        "0",
+    ],  # fmt: skip
     "fit": [sys.executable, "-m", "train", "fit", "--config", "sts.yaml"],
 }
 

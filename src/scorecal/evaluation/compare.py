@@ -129,11 +129,12 @@ def row_of(
 ) -> Row:
     """One method's figures."""
     answers = method.answer(case.sets)
-    made, truth, weights = (
-        Predictions(answers.score, answers.logits),
-        case.truth(),
-        case.test.double(),
-    )
+    used = case.test.any(0)
+    logits = None if answers.logits is None else answers.logits[:, used]
+    made, weights = Predictions(answers.score[:, used], logits), case.test[:, used].double()
+    everything = case.truth()
+    truth = Truth(everything.gold[used], everything.target[used], everything.values)
+    drawn = drawn[:, used]
     figures, samples = {}, {}
     for metric in metrics:
         if answers.logits is None and metric in ("sdd", "rps"):
