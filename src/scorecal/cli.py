@@ -177,6 +177,7 @@ class ScoreCLI(LightningCLI):
         """One seed for all."""
         seed = self._settings()["seed_everything"]
         self.model.seed = 0 if isinstance(seed, bool) else seed
+        self.datamodule.needs_test = self._settings()["evaluate_test"]
 
     def after_fit(self) -> None:
         """Keep the fitted heads, evaluate them, and say what came out."""

@@ -14,7 +14,8 @@ from jsonargparse import ActionConfigFile, ArgumentParser
 
 from scorecal import resources
 from scorecal.calibration.data import ScoreData
-from scorecal.evaluation.compare import Case, case_record, compare
+from scorecal.evaluation.compare import Case, compare
+from scorecal.evaluation.diagnosis import case_record
 from scorecal.evaluation.evidence import RESAMPLES
 from scorecal.evaluation.learning import learning_record
 from scorecal.evaluation.presentation import draw, tables_text
@@ -165,6 +166,7 @@ def _cases(configs: list[str], tables: list[str], seed: int) -> list[Case]:
     for data in sources:
         of_task: list[Case] = []
         for name in ["", *further[data.task.name]]:
+            data.needs_test = True
             data.prepare_data() if not name else data.use_table(name)
             data.setup("fit")
             case = Case.of(data.task.name, data.read(), data.folds, seed)

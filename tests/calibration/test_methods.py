@@ -23,8 +23,8 @@ from scorecal.calibration.folds import (
     partition,
 )
 from scorecal.calibration.head import HeadSettings
+from scorecal.calibration.heads import AUTO
 from scorecal.calibration.methods import (
-    AUTO,
     LONG,
     SHORT,
     TEMPERATURE_ONLY,

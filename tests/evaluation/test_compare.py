@@ -17,14 +17,16 @@ from scorecal.evaluation.compare import (
     Case,
     Comparison,
     Row,
-    case_record,
     compare,
-    curves_record,
     differences,
-    excess_record,
-    mass_record,
     methods_record,
     row_of,
+)
+from scorecal.evaluation.diagnosis import (
+    case_record,
+    curves_record,
+    excess_record,
+    mass_record,
     shares_record,
 )
 from scorecal.evaluation.evidence import numbered_groups

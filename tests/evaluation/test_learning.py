@@ -6,8 +6,9 @@ import pytest
 import torch
 from synthetic import make_table, normal
 
+from scorecal.calibration.dev_sets import DevSets
 from scorecal.calibration.folds import Folds
-from scorecal.calibration.methods import DevSets, shrinkage_arms
+from scorecal.calibration.methods import shrinkage_arms
 from scorecal.evaluation import learning
 from scorecal.evaluation.compare import Case
 from scorecal.evaluation.learning import learning_methods, learning_record, nested_draws

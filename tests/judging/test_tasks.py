@@ -8,6 +8,7 @@ import pyarrow.parquet
 import pytest
 import yaml
 
+from scorecal import resources
 from scorecal.commands import read_data
 from scorecal.judging.task import Item, Task, Template, load_items
 
@@ -144,6 +145,23 @@ def test_splits_that_are_neither_dev_nor_test_are_refused(roles):
 def test_labels_that_are_written_alike_are_refused():
     with pytest.raises(ValueError, match="writes several values as '1e\\+11'"):
         Task("own", "sts.j2", {}, scale="100000000000-100000000003").values()
+
+
+@pytest.mark.parametrize("command_name", ["fit", "compare"])
+def test_test_rows_without_gold_are_refused_before_they_are_judged(
+    command_name, command, tiny, tmp_path
+):
+    write(tmp_path, "dev.jsonl", [pair(number, label=0.1 * number) for number in range(9)])
+    write(tmp_path, "test.jsonl", [pair(number, label=None) for number in range(20, 24)])
+    settings = yaml.safe_load(Path(resources.find("configs", "str.yaml")).read_text())
+    settings["data"] |= {"path": str(tmp_path)}
+    settings["data"]["judge"]["init_args"] = {"model": tiny("llama")}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(settings))
+    finished = command(command_name, "--config", "own.yaml")
+    assert finished.status == 2
+    assert "none of the 4 test rows has a gold score" in finished.err
+    assert not (tmp_path / "stores").exists()
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_sixth_task_is_a_yaml_and_a_template(command, tiny, tmp_path):

@@ -94,6 +94,8 @@ class ScoreData(LightningDataModule):
         self.censored = censored
         self.truncate = truncate
         self.samples = samples
+        self.needs_test = False
+        """Refuse items that leave nothing to test on before they are judged."""
         self.prepared: Store | None = None
         self.table: Table | None = None
         self.assistant_logprobs: Tensor | None = None
@@ -133,6 +135,12 @@ class ScoreData(LightningDataModule):
                 "`--data.folds.inner`, or add scored items."
             )
         refuse_constant(gold)
+        tested = [item for item in items if item.split == "test"]
+        if self.needs_test and not pooled and all(item.gold is None for item in tested):
+            raise ValueError(
+                f"none of the {len(tested)} test rows has a gold score. Use scored rows, or set "
+                "`--evaluate_test false`."
+            )
 
     def elicit(self, *, to_fit: bool = False, ranks: Trainer | None = None) -> Store:
         """Judge the task into a store, or find that it is there.

@@ -1,0 +1,67 @@
+"""Dev sets that methods are fitted to, many at once, and what a method answers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from scorecal.calibration.folds import Folds, partition
+from scorecal.functional.scaling import expected_score
+from scorecal.judging.table import Table
+
+
+@dataclass
+class DevSets:
+    """One judge's items and the dev sets that methods are fitted to, one a problem."""
+
+    table: Table
+    train: Bool[Tensor, "problems items"]
+    folds: Folds
+    seed: int = 0
+    known: dict[str, "Answers"] = field(default_factory=dict, init=False, repr=False)
+    """Answers that came with another method's: `head with M` is fitted on the way to `auto`."""
+
+    def dividing(self, problem: int) -> Folds:
+        """How a problem's dev set is divided: by row where it is one group."""
+        if self.folds.by == "group":
+            row = self.train[problem].tolist()
+            groups = {group for group, own in zip(self.table.groups, row, strict=True) if own}
+            if len(groups) < 2:
+                return replace(self.folds, by="row")
+        return self.folds
+
+    def parts(self, problem: int) -> list[Float[Tensor, " items"]]:
+        """The inner folds of a problem's dev set."""
+        folds, row = self.dividing(problem), self.train[problem]
+        return [
+            part.double() for part in partition(self.table, row, folds.inner, folds.by, self.seed)
+        ]
+
+
+class Answers(NamedTuple):
+    """A method's scores of all items under each problem; score-only methods have no logits."""
+
+    score: Float[Tensor, "problems items"]
+    logits: Float[Tensor, "problems items levels"] | None
+    settings: dict[str, list[float]]
+    """What was chosen or fitted, one number a problem."""
+
+
+class Method(NamedTuple):
+    """A way to score: its name in tables, the temperature it states, and how it is done."""
+
+    name: str
+    temperature: str
+    answer: Callable[[DevSets], Answers]
+    transductive: bool = False
+    """It reads the test items' log-probabilities, not their gold."""
+
+
+def scored(
+    logits: Float[Tensor, "problems items levels"], table: Table, settings: dict[str, list[float]]
+) -> Answers:
+    """Answers by expected score."""
+    # Equal distributions must tie: rounding noise would be ranked.
+    return Answers(expected_score(logits, table.values).round(decimals=10), logits, settings)
