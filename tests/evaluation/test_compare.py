@@ -9,7 +9,7 @@ import torch
 from scipy import special, stats
 from sklearn import metrics as sklearn_metrics
 from statsmodels.stats.multitest import multipletests
-from synthetic import make_table, normal
+from synthetic import fit, make_table, normal
 
 from scorecal.calibration.folds import Folds
 from scorecal.calibration.methods import Answers, Method, methods
@@ -29,7 +29,7 @@ from scorecal.evaluation.diagnosis import (
     mass_record,
     shares_record,
 )
-from scorecal.evaluation.evidence import numbered_groups
+from scorecal.evaluation.evidence import evaluate, numbered_groups
 from scorecal.evaluation.intervals import difference_p, interval
 from scorecal.functional.resampling import bootstrap_weights
 from scorecal.judging.priors import Evidence
@@ -519,3 +519,14 @@ def test_a_planted_gain_is_found_in_at_least_80_percent_of_draws():
     printed(reliable, nominal, 60)
     assert reliable["Deb-T", "0.2", "raw"] >= 0.8
     assert reliable["Deb-T", "0.2", "vanilla"] >= 0.8
+
+
+def test_raw_has_the_same_interval_in_a_comparison_as_in_a_fit():
+    table = make_table(80, groups=[f"g{item // 2}" for item in range(80)])
+    fitted = fit(table, folds=Folds(inner=2)).fitted
+    of_fit = evaluate(fitted, table, torch.zeros_like(table.logprobs), seed=3, resamples=200)
+    case = Case.of("task", table, Folds(inner=2), 0)
+    rows = compare(case, seed=3, resamples=200).rows
+    [raw] = [row for row in rows if row.method.name == "raw"]
+    for metric in ("spearman", "mse", "sdd"):
+        assert raw.figures[metric] == pytest.approx(of_fit.methods["raw"][metric])

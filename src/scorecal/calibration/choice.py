@@ -21,7 +21,8 @@ from scorecal.functional.scaling import expected_score
 
 _DECADES = 1.0  # how far from the default ridge a choice goes without evidence
 # Nats of held-out likelihood that M, with its K² parameters, has to be worth. 0 to 6 were tried on
-# halves of the dev parts of STS-B, SemRel and SummEval: 1 helps with 10 and changes little beyond 25.
+# halves of the dev parts of STS-B, SemRel and SummEval: 1 helps with 10 items, and changes little
+# beyond 25.
 _MIXING_NATS = 1.0
 _BLOCK = 64  # problems whose logits are held at once
 

@@ -37,8 +37,6 @@ from scorecal.judging.table import Table
 RELIABLE = 0.05  # the false discovery rate of what is called reliable
 HIGHER_IS_BETTER = ("spearman", "pearson", "kendall", "qwk")
 _RANKED = ("spearman", "pearson", "mse", "mae", "sdd", "rps", "qwk")
-_BINS = 10  # of equal counts, of the reliability of the expected score
-RANDOM = {"random": "Deb-R", "random_task": "Deb-T"}
 
 
 @dataclass
@@ -78,6 +76,15 @@ class Case:
         tested = self.test.any(0).tolist()
         return len({group for group, used in zip(self.table.groups, tested, strict=True) if used})
 
+    def resampled(self, count: int, generator: torch.Generator) -> Float[Tensor, "resamples items"]:
+        """How often each item is drawn: groups that have test items, as many as there are."""
+        tested = self.test.any(0)
+        weights = torch.zeros(count, len(tested), dtype=torch.float64)
+        weights[:, tested] = bootstrap_weights(
+            numbered_groups(self.table.rows(tested)), resamples=count, generator=generator
+        )
+        return weights
+
     def truth(self) -> Truth:
         """What scores are compared with."""
         table = self.table
@@ -103,11 +110,7 @@ class Comparison(NamedTuple):
 
 def compare(case: Case, *, seed: int, resamples: int) -> Comparison:
     """Fit every method that the case has evidence for, and resample its figures."""
-    drawn = bootstrap_weights(
-        numbered_groups(case.table),
-        resamples=resamples,
-        generator=torch.Generator().manual_seed(seed),
-    )
+    drawn = case.resampled(resamples, torch.Generator().manual_seed(seed))
     rows = [row_of(case, method, drawn) for method in methods(case.table)]
     return Comparison(case, rows, drawn)
 

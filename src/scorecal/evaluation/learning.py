@@ -27,7 +27,6 @@ from scorecal.evaluation.evidence import numbered_groups
 from scorecal.evaluation.intervals import interval
 from scorecal.functional.correlation import spearman
 from scorecal.functional.metrics import mean_squared_error
-from scorecal.functional.resampling import bootstrap_weights
 
 SIZES = (0, 10, 25, 50, 100, 200, 400)
 _METRICS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -86,9 +85,7 @@ def learning_record(case: Case, *, draws: int, resamples: int, seed: int) -> dic
     """
     drawn = nested_draws(case, draws, seed)
     generator = torch.Generator().manual_seed(seed)
-    weights = bootstrap_weights(
-        numbered_groups(case.table), resamples=resamples, generator=generator
-    )
+    weights = case.resampled(resamples, generator)
     picked = torch.randint(draws, (resamples,), generator=generator)
     record: dict[str, Any] = {
         "sizes": drawn.sizes,
