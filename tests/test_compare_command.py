@@ -1,6 +1,7 @@
 """`compare`: what it writes, what it refuses; and a task that is nothing but two files."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,16 +55,18 @@ def test_the_same_comparison_gives_the_same_bytes(store, command, tmp_path):
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
 
 
-def test_a_second_judge_is_a_further_table(store, command, tmp_path):
+def test_further_judges_are_further_tables(store, command, tmp_path):
+    twins = [shutil.copytree(store, tmp_path / name / "twin") for name in ("one", "two")]
     finished = command(
-        "compare", "--config", config(store, tmp_path), "--table", store,
+        "compare", "--config", config(store, tmp_path), "--table", *twins,
         "--resamples", 100, "--draws", 0,
     )  # fmt: skip
     assert finished.status == 0, finished.err
     tasks = json.loads((tmp_path / "compare/tables.json").read_text())["tasks"]
     titles = [case["title"] for case in tasks["demo"]]
-    assert len(set(titles)) == 2
-    assert store.name in titles[1]
+    assert len(set(titles)) == 3
+    assert "(twin)" in titles[1]
+    assert len(list((tmp_path / "compare").glob("demo_spearman_*.svg"))) == 3
 
 
 @pytest.mark.parametrize(
@@ -72,13 +75,18 @@ def test_a_second_judge_is_a_further_table(store, command, tmp_path):
         ([], "config"),
         (["--config", "nothing.yaml"], "no config 'nothing.yaml'"),
         (["--config", "OWN", "OWN"], "two configs have the task 'demo'"),
+        (["--config", "OWN", "--config", "OWN"], "two configs have the task 'demo'"),
+        (["--config", "OWN", "--table", "STORE"], "is named twice"),
+        (["--config", "OWN", "--seed", "-1"], "`--seed` must lie within 0 and"),
+        (["--config", "OWN", "--output", "/proc/none"], "/proc/none"),
+        (["--config", "OWN", "--output", ""], "'' is no folder"),
         (["--config", "OWN", "--table", "nothing"], "no store or shipped table 'nothing'"),
         (
             ["--config", "OWN", "--table", "stsb-qwen2.5-coder-0.5b-gguf"],
             "is of the task 'sts', the configs are of demo",
         ),
-        (["--config", "OWN", "--resamples", "3"], "`--resamples` must be at least 100"),
-        (["--config", "OWN", "--output", "OWN"], "is a file. Name a folder"),
+        (["--config", "OWN", "--resamples", "3"], "`--resamples` must lie within 100 and"),
+        (["--config", "OWN", "--output", "OWN"], "is no folder. Name one"),
         (["--config", "OWN", "--colour", "red"], "colour"),
     ],
 )
@@ -86,7 +94,7 @@ def test_a_comparison_that_cannot_be_made_is_one_line_and_writes_nothing(
     arguments, message, store, command, tmp_path
 ):
     own = config(store, tmp_path)
-    finished = command("compare", *[str(own) if a == "OWN" else a for a in arguments])
+    finished = command("compare", *[{"OWN": own, "STORE": store}.get(a, a) for a in arguments])
     assert finished.status == 2
     assert message in finished.err.splitlines()[-1]
     assert list(tmp_path.iterdir()) == [own]
@@ -97,9 +105,44 @@ def test_a_comparison_that_cannot_be_made_is_one_line_and_writes_nothing(
     [
         ({"folds": {"outer": 100}}, "64 groups can't make 100 folds"),
         ({"table": ""}, "neither a table nor a judge is named"),
+        ({"assistant": {"table": "other"}}, "subtracts no assistant yet"),
     ],
 )
 def test_a_table_that_cannot_be_divided_is_one_line(change, message, store, command, tmp_path):
     finished = command("compare", "--config", config(store, tmp_path, **change), "--draws", 0)
     assert finished.status == 2
     assert message in finished.err
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ({"gold_range": [0, 10]}, "are worth 0 to 5, this task's 0 to 10"),
+        ({"template": "str.j2"}, "was judged with another template or criterion"),
+    ],
+)
+def test_a_store_that_was_asked_something_else_is_refused(task, message, store, command, tmp_path):
+    own = config(store, tmp_path)
+    settings = yaml.safe_load(own.read_text())
+    settings["data"]["task"] |= task
+    own.write_text(yaml.safe_dump(settings))
+    for name in ("compare", "fit"):
+        finished = command(name, "--config", own)
+        assert finished.status == 2
+        assert message in finished.err
+
+
+def test_figures_that_are_undefined_leave_gaps(command, tmp_path):
+    rows = [
+        {"id": f"i{n}", "split": "dev" if n < 12 else "test", "score": n % 3, "0": -1.0, "1": -1.2,
+         "2": -1.5}
+        for n in range(16)
+    ]  # fmt: skip
+    (tmp_path / "same.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = config("same.jsonl", tmp_path, folds={"inner": 11})
+    settings = yaml.safe_load(own.read_text())
+    settings["data"]["task"] |= {"scale": "0-2", "gold_range": None}
+    own.write_text(yaml.safe_dump(settings))
+    finished = command("compare", "--config", own, "--resamples", 100, "--draws", 2)
+    assert finished.status == 0, finished.err
+    assert "–" in (tmp_path / "compare/tables.md").read_text()

@@ -22,6 +22,8 @@ from scorecal.evaluation.presentation import draw, tables_text
 from scorecal.judging.records import replacing
 from scorecal.judging.store import Store
 
+_BOUNDS = {"resamples": (100, 100_000), "draws": (0, 1000), "seed": (0, 2**62)}
+
 
 class NamedConfigFile(ActionConfigFile):
     """`--config sts.yaml` finds the shipped file of that name."""
@@ -49,11 +51,13 @@ def compare_parser() -> ArgumentParser:
         description="Every method on every judge and task: tables, figures, learning curves.",
     )
     parser.add_argument(
-        "-c", "--config", nargs="+", required=True, type=str, help="One YAML a task."
-    )
+        "-c", "--config", nargs="+", action="extend", required=True, type=str,
+        help="One YAML a task.",
+    )  # fmt: skip
     parser.add_argument(
         "--table",
         nargs="+",
+        action="extend",
         type=str,
         default=[],
         help="More stores or shipped tables, of other judges on these tasks.",
@@ -70,21 +74,26 @@ def compare_parser() -> ArgumentParser:
 def run_compare(arguments: list[str]) -> None:
     """Write `tables.md`, `tables.json` and the figures of a comparison."""
     given = compare_parser().parse_args(arguments)
-    for name, least in (("resamples", 100), ("draws", 0)):
-        if getattr(given, name) < least:
-            raise ValueError(f"`--{name}` must be at least {least}, got {getattr(given, name)}.")
+    for name, (low, high) in _BOUNDS.items():
+        if not low <= getattr(given, name) <= high:
+            raise ValueError(
+                f"`--{name}` must lie within {low:,} and {high:,}, got {getattr(given, name)}."
+            )
     folder = Path(given.output)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"`--output` {given.output!r} is a file. Name a folder.")
+    if not given.output or (folder.exists() and not folder.is_dir()):
+        raise ValueError(f"`--output` {given.output!r} is no folder. Name one.")
     cases = _cases(given.config, given.table, given.seed)
+    folder.mkdir(parents=True, exist_ok=True)  # a place that can't be written shows here
+    for partial in folder.glob(".*.partial"):  # of a run that was killed
+        partial.unlink()
     tasks: dict[str, list[dict[str, Any]]] = {}
-    for case in cases:
+    for number, case in enumerate(cases, 1):
         started = time.monotonic()
         sys.stderr.write(f"{case.task}: {case.judge}\n")
         comparison = compare(case, seed=given.seed, resamples=given.resamples)
         record = {
             "title": case.judge,
-            "slug": re.sub(r"[^a-z0-9.]+", "-", case.judge.lower()).strip("-"),
+            "slug": f"{number}-{re.sub(r'[^a-z0-9.]+', '-', case.judge.lower())}".strip("-"),
             **case_record(comparison),
         }
         sys.stderr.write(f"  tables: {time.monotonic() - started:.0f} s\n")
@@ -109,7 +118,6 @@ def run_compare(arguments: list[str]) -> None:
 def _write(
     folder: Path, tasks: dict[str, list[dict[str, Any]]], about: dict[str, Any]
 ) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
     texts = {
         "tables.md": tables_text(tasks, about),
         "tables.json": json.dumps(_without_nan({**about, "tasks": tasks}), indent=1) + "\n",
@@ -144,18 +152,27 @@ def _cases(configs: list[str], tables: list[str], seed: int) -> list[Case]:
         ValueError: two configs name one task, a table belongs to none of them, or can't be divided.
     """
     sources = [read_data(name) for name in configs]
+    if any(data.assistant.table for data in sources):
+        raise ValueError("`compare` subtracts no assistant yet. Take `data.assistant` out.")
     names = [data.task.name for data in sources]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(
                 f"two configs have the task {name!r}. Name other judges' stores with `--table`."
             )
+    own = {
+        folder.resolve()
+        for data in sources
+        if data.table_name and (folder := resources.find("tables", data.table_name, Path.is_dir))
+    }
     further: dict[str, list[str]] = {name: [] for name in names}
     for table in tables:
         folder = resources.find("tables", table, Path.is_dir)
         if folder is None:
             raise ValueError(f"no store or shipped table {table!r}. Check `--table`.")
         task = Store(folder).manifest()["task"]
+        if table in further.get(task, []) or folder.resolve() in own:
+            raise ValueError(f"table {table!r} is named twice. Take one out of `--table`.")
         if task not in further:
             raise ValueError(
                 f"table {table!r} is of the task {task!r}, the configs are of "
@@ -170,8 +187,10 @@ def _cases(configs: list[str], tables: list[str], seed: int) -> list[Case]:
             data.prepare_data() if not name else data.use_table(name)
             data.setup("fit")
             case = Case.of(data.task.name, data.read(), data.folds, seed)
-            if case.judge in [other.judge for other in of_task]:
+            if (names_known := [other.judge for other in of_task]).count(case.judge):
                 case.judge = f"{case.judge} ({case.table.name})"
+            if names_known.count(case.judge):
+                case.judge = f"{case.judge} {len(of_task) + 1}"
             of_task.append(case)
         cases += of_task
     return cases

@@ -25,12 +25,10 @@ class DevSets:
 
     def dividing(self, problem: int) -> Folds:
         """How a problem's dev set is divided: by row where it is one group."""
-        if self.folds.by == "group":
-            row = self.train[problem].tolist()
-            groups = {group for group, own in zip(self.table.groups, row, strict=True) if own}
-            if len(groups) < 2:
-                return replace(self.folds, by="row")
-        return self.folds
+        row = self.train[problem].tolist()
+        groups = {group for group, own in zip(self.table.groups, row, strict=True) if own}
+        by = self.folds.by if len(groups) > 1 else "row"
+        return replace(self.folds, by=by, inner=max(2, min(self.folds.inner, sum(row))))
 
     def parts(self, problem: int) -> list[Float[Tensor, " items"]]:
         """The inner folds of a problem's dev set."""

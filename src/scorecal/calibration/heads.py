@@ -43,14 +43,14 @@ def with_mixing(name: str) -> Callable[[DevSets], Answers]:
 def _heads(settings: HeadSettings, sets: DevSets, among: dict[str, slice]) -> dict[str, Answers]:
     """Fitted heads chosen among slices of the candidates."""
     # Problems that are fitted at once are divided in the same way.
-    divided = [sets.dividing(problem).by for problem in range(len(sets.train))]
+    divided = [sets.dividing(problem) for problem in range(len(sets.train))]
     shape = (len(divided), *sets.table.logprobs.shape)
     logits = {name: sets.table.logprobs.new_empty(shape) for name in among}
     shown = {name: sets.table.logprobs.new_empty(len(_SHOWN), len(divided)) for name in among}
-    for by in dict.fromkeys(divided):
-        same = torch.tensor([index for index, how in enumerate(divided) if how == by])
-        for index in same.split(_portion(settings, sets.folds)):
-            folds = replace(sets.folds, by=by)
+    for by, inner in dict.fromkeys((how.by, how.inner) for how in divided):
+        folds = replace(sets.folds, by=by, inner=inner)
+        same = torch.tensor([index for index, how in enumerate(divided) if how == folds])
+        for index in same.split(_portion(settings, folds)):
             part = DevSets(sets.table, sets.train[index], folds, sets.seed)
             for name, (z, numbers) in _fitted(settings, part, among).items():
                 logits[name][index], shown[name][:, index] = z, numbers

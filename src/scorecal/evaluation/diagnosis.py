@@ -116,20 +116,20 @@ def excess_record(case: Case) -> dict[str, Any]:
     """B beside the judge's excess log(mean p / gold share) on dev (paper 1, §5.2).
 
     λ·B takes away from a label what it has too much of only where the two run against each other:
-    a correlation near -1 promises a gain, one above 0 a loss. It is known before test is opened.
+    a correlation near -1 promises a gain, one above 0 a loss. It is known before test is opened;
+    with several splits it is the mean over their dev parts.
     """
-    dev = case.sets.train.any(0)
-    table = case.table
-    share = case.truth().target[dev].mean(0)
-    excess = table.logprobs[dev].softmax(-1).mean(0).log() - share.clamp(min=1e-12).log()
-    record: dict[str, Any] = {"excess": excess.tolist()}
+    table, target = case.table, case.truth().target
+    share = torch.stack([target[dev].mean(0) for dev in case.sets.train])
+    given = torch.stack([table.logprobs[dev].softmax(-1).mean(0) for dev in case.sets.train])
+    excess = given.log() - share.clamp(min=1e-12).log()
+    seen = share > 0  # a label that gold never takes has no finite excess
+    record: dict[str, Any] = {"excess": excess.mean(0).tolist()}
     for kind in _kinds(table):
         term = random_number_term(table, kind, 10)
-        seen = share > 0  # a label that gold never takes has no finite excess
-        found = (
-            pearson(term, excess, seen.double()) if int(seen.sum()) > 2 else torch.tensor(math.nan)
-        )
-        record[RANDOM[kind]] = {"term": term.tolist(), "correlation": found.item()}
+        found = pearson(term.expand_as(excess), excess, seen.double())
+        found = found.where(seen.sum(-1) > 2, math.nan)
+        record[RANDOM[kind]] = {"term": term.tolist(), "correlation": found.mean().item()}
     return record
 
 

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import math
 import textwrap
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -97,7 +98,9 @@ def _style() -> Iterator[None]:
         import matplotlib.style
     except ImportError:
         raise ValueError("figures need matplotlib. Run `pip install 'scorecal[report]'`.") from None
-    with matplotlib.style.context(_STYLE, after_reset=True):
+    with matplotlib.style.context(_STYLE, after_reset=True), warnings.catch_warnings():
+        # A judge's name may be in letters that the font lacks: boxes say so.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
 

@@ -185,6 +185,10 @@ def _auto_against_best(
             for name, values in points.items()
             if name != "auto" and not math.isnan(values[index])
         }
+        if not known:
+            names.append("–")
+            found.append((math.nan, math.nan, math.nan))
+            continue
         best = min(known, key=lambda name: known[name])
         names.append(best)
         found.append(_difference(points, of_size, "auto", best, index, case))

@@ -24,7 +24,11 @@ _DRAWN_ARMS = (
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+
+    def safe(cell: str) -> str:
+        return cell.replace("|", "/").replace("<", "&lt;")
+
+    return "\n".join(f"| {' | '.join(map(safe, line))} |" for line in lines)
 
 
 def number(value: float, sign: str = "") -> str:

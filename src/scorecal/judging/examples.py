@@ -1,6 +1,7 @@
 """Scored items that a judge is shown before every item."""
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 from scorecal.judging.task import Item
@@ -21,11 +22,14 @@ def draw_examples(
     Raises:
         ValueError: there are not so many.
     """
+    texts = Counter(tuple(sorted(item.fields.values())) for item in items)
     scored = [
         at
         for at, item in enumerate(items)
-        # A pair that test holds too would show the judge its score.
-        if item.gold is not None and not item.leak and (pooled or item.split == "dev")
+        # A text that test holds too would show the judge its score.
+        if item.gold is not None
+        and not item.leak
+        and (item.split == "dev" or (pooled and texts[tuple(sorted(item.fields.values()))] == 1))
     ]
     if count > len(scored):
         raise ValueError(

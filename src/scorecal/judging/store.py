@@ -88,8 +88,10 @@ class Store:
                     f"reads {FORMAT}. Elicit it again."
                 )
             checksums = {name: manifest["files"][name] for name in _FILES}
-            _ = manifest["identity"], manifest["digest"], manifest["scales"], manifest["engine"]
-        except (json.JSONDecodeError, KeyError, TypeError):
+            kinds = {"identity": dict, "digest": str, "scales": dict, "engine": dict, "task": str}
+            if not all(isinstance(manifest[name], kind) for name, kind in kinds.items()):
+                raise TypeError
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError):
             raise ValueError(f"{str(path)!r} is damaged. Elicit the store again.") from None
         for name, checksum in checksums.items():
             file = self.folder / name

@@ -15,7 +15,7 @@ from scorecal.judging.labels import unlisted_bound
 from scorecal.judging.priors import Evidence
 from scorecal.judging.records import Record, read_records
 from scorecal.judging.store import Store
-from scorecal.judging.task import Task, cell_or, read_gold
+from scorecal.judging.task import Task, Template, cell_or, read_gold
 from scorecal.scale import Scale
 
 
@@ -90,6 +90,7 @@ def table_from_store(store: Store, task: Task) -> Table:
             f"store {str(store.folder)!r} has the scales {', '.join(manifest['scales'])}, not "
             f"{task.scale!r}. Set `--data.task.scale`, or elicit another store."
         )
+    _refuse_other_questions(store, manifest, task)
     items = store.items().to_pydict()
     judged: dict[str, list[Record]] = {}
     for row in store.judgements().to_pylist():
@@ -124,6 +125,23 @@ def table_from_store(store: Store, task: Task) -> Table:
         manifest["engine"],
         evidence,
     )
+
+
+def _refuse_other_questions(store: Store, manifest: dict[str, Any], task: Task) -> None:
+    """Refuse a store whose labels mean other scores, or that was asked in other words."""
+    values, wanted = manifest["scales"][task.scale]["values"], list(task.values())
+    if values != wanted:
+        raise ValueError(
+            f"the labels of store {str(store.folder)!r} are worth {values[0]:g} to {values[-1]:g}, "
+            f"this task's {wanted[0]:g} to {wanted[-1]:g}. Set `data.task.gold_range`."
+        )
+    if task.examples:  # they are drawn from the items, which may not be at hand
+        return
+    if manifest["identity"]["template"] != Template(task).hash:
+        raise ValueError(
+            f"store {str(store.folder)!r} was judged with another template or criterion than "
+            f"{task.template!r} with `gold: {task.gold}`. Set `data.task`, or elicit another store."
+        )
 
 
 def table_from_file(path: Path, task: Task, *, new: bool = False) -> Table:
