@@ -8,6 +8,9 @@ import pytest
 import yaml
 
 from scorecal import resources
+from scorecal.commands import read_data
+from scorecal.judging.task import Task
+from scorecal.scale import Scale
 
 DEMO = Path(__file__).parents[1] / "configs" / "demo.jsonl"
 
@@ -173,12 +176,41 @@ def test_the_head_fits_in_every_way_that_the_options_name(store, command, more) 
 
 
 @pytest.mark.parametrize("name", resources.names("configs", "*.yaml"))
-def test_every_shipped_config_runs(name, store, command) -> None:
-    more = ["--data.judge.model=null", "--data.table", store]
+def test_every_shipped_config_runs(name, store, command, tmp_path) -> None:
+    data, more = read_data(name), []
+    if data.named_judge() is not None:
+        more = ["--data.judge.model=null", "--data.table", store]
+    elif not data.table_name:  # no table ships: log-probabilities of one's own
+        _write_logprobs(tmp_path / "own.jsonl", data.task)
+        more = ["--data.table", "own.jsonl", "--model.head.prior", "batch"]
     finished = command("fit", "--config", name, *more)
     assert finished.status == 0, finished.err
     first_line = resources.find("configs", name).read_text().splitlines()[0]
     assert first_line == f"# python -m train fit --config {name}"
+
+
+def _write_logprobs(path: Path, task: Task) -> None:
+    labels = Scale.parse(task.scale).labels
+    rows = logprob_rows(len(labels), 10 * len(labels))
+    for number, row in enumerate(rows):
+        for label, column in enumerate(labels):
+            row[f"p{column}"] = row.pop(str(label))
+        row |= {column: row.pop(f"p{column}") for column in labels}
+        row |= {task.gold: float(labels[number % len(labels)]), "split": "test"}
+        row |= {task.group: f"g{number % 7}"} if task.group else {}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("name", resources.names("configs/judges", "*.yaml"))
+def test_a_judges_config_goes_on_top_of_a_tasks(name, command) -> None:
+    finished = command(
+        "elicit", "--config", "summ.yaml", "--config", f"judges/{name}", "--print_config"
+    )
+    assert finished.status == 0, finished.err
+    judge = yaml.safe_load(finished.out)["data"]["judge"]
+    assert "/" in judge["init_args"]["model"]
+    first_line = resources.find("configs", f"judges/{name}").read_text().splitlines()[0]
+    assert first_line == f"# python -m train elicit --config sts.yaml --config judges/{name}"
 
 
 def logprob_rows(levels: int = 6, rows: int = 60) -> list[dict]:
