@@ -191,13 +191,13 @@ def test_every_shipped_config_runs(name, store, command, tmp_path) -> None:
 
 def _write_logprobs(path: Path, task: Task) -> None:
     labels = Scale.parse(task.scale).labels
-    rows = logprob_rows(len(labels), 10 * len(labels))
+    rows = logprob_rows(len(labels), 34 * len(labels))
     for number, row in enumerate(rows):
         for label, column in enumerate(labels):
             row[f"p{column}"] = row.pop(str(label))
         row |= {column: row.pop(f"p{column}") for column in labels}
         row |= {task.gold: float(labels[number % len(labels)]), "split": "test"}
-        row |= {task.group: f"g{number % 7}"} if task.group else {}
+        row |= {task.group: f"g{number % 17}"} if task.group else {}
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
