@@ -146,3 +146,21 @@ def test_figures_that_are_undefined_leave_gaps(command, tmp_path):
     finished = command("compare", "--config", own, "--resamples", 100, "--draws", 2)
     assert finished.status == 0, finished.err
     assert "–" in (tmp_path / "compare/tables.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "key", ["data.folds", "data.assistant", "data.task.splits", "data.task.scale", "trainer"]
+)
+def test_a_section_left_empty_is_named(key, store, command, tmp_path):
+    own = config(store, tmp_path)
+    settings = yaml.safe_load(own.read_text())
+    *above, last = key.split(".")
+    section = settings
+    for name in above:
+        section = section[name]
+    section[last] = None
+    own.write_text(yaml.safe_dump(settings))
+    for name in ("compare", "fit"):
+        finished = command(name, "--config", own)
+        assert finished.status == 2
+        assert f"`{key}` is empty in config" in finished.err

@@ -1,5 +1,6 @@
 """Commands that take several configs, so that LightningCLI would be in the way: compare."""
 
+import contextlib
 import json
 import math
 import re
@@ -22,6 +23,10 @@ from scorecal.evaluation.presentation import draw, tables_text
 from scorecal.judging.records import replacing
 from scorecal.judging.store import Store
 
+_SECTIONS = {
+    "model", "head", "data", "task", "folds", "assistant", "trainer", "name", "template", "fields",
+    "splits", "scale",
+}  # fmt: skip
 _BOUNDS = {"resamples": (100, 100_000), "draws": (0, 1000), "seed": (0, 2**62)}
 
 
@@ -36,11 +41,28 @@ class NamedConfigFile(ActionConfigFile):
                 shipped = ", ".join(resources.names("configs", "*.yaml"))
                 raise ValueError(f"no config {values!r}. Name a YAML file or one of: {shipped}.")
             try:
-                found.read_text(encoding="utf-8")
+                text = found.read_text(encoding="utf-8")
             except UnicodeDecodeError:
                 raise ValueError(f"config {values!r} is not UTF-8.") from None
+            _refuse_empty_sections(values, text)
             values = str(found)
         super().__call__(parser, cfg, values, option_string)
+
+
+def _refuse_empty_sections(name: str, text: str) -> None:
+    """Raise ValueError where a section that has no null is null."""
+    import yaml
+
+    with contextlib.suppress(yaml.YAMLError):  # which the parser tells better
+        stack = [("", yaml.safe_load(text))]
+        while stack:
+            above, section = stack.pop()
+            for key, value in section.items() if isinstance(section, dict) else ():
+                if value is None and key in _SECTIONS:
+                    raise ValueError(
+                        f"`{above}{key}` is empty in config {name!r}. Fill it, or take it out."
+                    )
+                stack.append((f"{above}{key}.", value))
 
 
 def compare_parser() -> ArgumentParser:
