@@ -24,8 +24,8 @@ from scorecal.judging.records import replacing
 from scorecal.judging.store import Store
 
 _SECTIONS = {
-    "model", "head", "data", "task", "folds", "assistant", "trainer", "name", "template", "fields",
-    "splits", "scale",
+    "model", "model.head", "data", "data.task", "data.folds", "data.assistant", "trainer",
+    *(f"data.task.{name}" for name in ("name", "template", "fields", "splits", "scale")),
 }  # fmt: skip
 _BOUNDS = {"resamples": (100, 100_000), "draws": (0, 1000), "seed": (0, 2**62)}
 
@@ -58,7 +58,7 @@ def _refuse_empty_sections(name: str, text: str) -> None:
         while stack:
             above, section = stack.pop()
             for key, value in section.items() if isinstance(section, dict) else ():
-                if value is None and key in _SECTIONS:
+                if value is None and f"{above}{key}" in _SECTIONS:
                     raise ValueError(
                         f"`{above}{key}` is empty in config {name!r}. Fill it, or take it out."
                     )
