@@ -204,9 +204,11 @@ def _cases(configs: list[str], tables: list[str], seed: int) -> list[Case]:
     cases: list[Case] = []
     for data in sources:
         of_task: list[Case] = []
+        data.needs_test = True
+        data.prepare_data()
         for name in ["", *further[data.task.name]]:
-            data.needs_test = True
-            data.prepare_data() if not name else data.use_table(name)
+            if name:
+                data.use_table(name)
             data.setup("fit")
             case = Case.of(data.task.name, data.read(), data.folds, seed)
             if (names_known := [other.judge for other in of_task]).count(case.judge):

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from scorecal.calibration.folds import Folds, partition
-from scorecal.functional.scaling import expected_score
+from scorecal.functional.scaling import rankable_score
 from scorecal.judging.table import Table
 
 
@@ -61,5 +61,4 @@ def scored(
     logits: Float[Tensor, "problems items levels"], table: Table, settings: dict[str, list[float]]
 ) -> Answers:
     """Answers by expected score."""
-    # Equal distributions must tie: rounding noise would be ranked.
-    return Answers(expected_score(logits, table.values).round(decimals=10), logits, settings)
+    return Answers(rankable_score(logits, table.values), logits, settings)

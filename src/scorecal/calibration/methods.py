@@ -25,7 +25,7 @@ from scorecal.calibration.dev_sets import Answers, DevSets, Method, scored
 from scorecal.calibration.head import RIDGE, HeadSettings
 from scorecal.calibration.heads import TEMPERATURE_ONLY, head, with_known_prior, with_mixing
 from scorecal.functional.correlation import spearman
-from scorecal.functional.scaling import debiasing_term, expected_score, latent_number_bias
+from scorecal.functional.scaling import debiasing_term, latent_number_bias, rankable_score
 from scorecal.functional.targets import interpolated_target
 from scorecal.judging.priors import latent_bias, prior_term
 from scorecal.judging.table import Table
@@ -60,7 +60,7 @@ def strength_scores(
     """Scores of all items under each λ."""
     shifts = torch.tensor(strengths, dtype=term.dtype).unsqueeze(-1) * term
     logits = shifted_logits(table, shifts, temperature, temperature_on=temperature_on)
-    return expected_score(logits, table.values).round(decimals=10)
+    return rankable_score(logits, table.values)
 
 
 def best_strengths(scores: Float[Tensor, "strengths items"], sets: DevSets) -> list[int]:
@@ -166,7 +166,7 @@ def _ridge(sets: DevSets) -> Answers:
 
 def _isotonic(sets: DevSets) -> Answers:
     table = sets.table
-    raw = expected_score(table.logprobs, table.values).round(decimals=10)
+    raw = rankable_score(table.logprobs, table.values)
     scores, ties = [], []
     for row in sets.train:
         score = isotonic_predict(isotonic_fit(raw[row], table.gold[row]), raw)
@@ -193,7 +193,6 @@ def _constant(sets: DevSets) -> Answers:
 
 
 MOST_MIXED = 21  # labels: M has their square of parameters, a fit its cube of that
-CONSTANT = "constant"
 
 
 def methods(table: Table) -> list[Method]:
@@ -226,7 +225,7 @@ def methods(table: Table) -> list[Method]:
         Method("ordinal", "–", _ordinal),
         Method("ridge regression", "–", _ridge),
         Method("isotonic", "–", _isotonic),
-        Method(CONSTANT, "–", _constant),
+        Method("constant", "–", _constant),
     ]
 
 

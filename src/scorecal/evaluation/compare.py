@@ -7,6 +7,7 @@ paired, and the fitted methods are held fixed.
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -70,7 +71,7 @@ class Case:
         judge = table.identity.get("judge", table.name)
         return cls(task, judge, table, DevSets(table, dev, folds, seed), test)
 
-    @property
+    @cached_property
     def groups(self) -> int:
         """Groups that have test items."""
         tested = self.test.any(0).tolist()
@@ -85,6 +86,7 @@ class Case:
         )
         return weights
 
+    @cached_property
     def truth(self) -> Truth:
         """What scores are compared with."""
         table = self.table
@@ -126,7 +128,7 @@ def row_of(
     used = case.test.any(0)
     logits = None if answers.logits is None else answers.logits[:, used]
     made, weights = Predictions(answers.score[:, used], logits), case.test[:, used].double()
-    everything = case.truth()
+    everything = case.truth
     truth = Truth(everything.gold[used], everything.target[used], everything.values)
     drawn = drawn[:, used]
     figures, samples = {}, {}

@@ -100,7 +100,7 @@ def shares_record(comparison: Comparison) -> dict[str, list[float]]:
     case = comparison.case
     weights = case.test.double()
     weights = weights / weights.sum(-1, keepdim=True)
-    shares = {"gold": (weights @ case.truth().target).mean(0).tolist()}
+    shares = {"gold": (weights @ case.truth.target).mean(0).tolist()}
     for name, temperature in (
         ("raw", "1"), ("vanilla", "0.2"), ("Deb-R", "0.2"), ("Deb-T", "0.2"),
         ("default head", "learned"),
@@ -119,7 +119,7 @@ def excess_record(case: Case) -> dict[str, Any]:
     a correlation near -1 promises a gain, one above 0 a loss. It is known before test is opened;
     with several splits it is the mean over their dev parts.
     """
-    table, target = case.table, case.truth().target
+    table, target = case.table, case.truth.target
     share = torch.stack([target[dev].mean(0) for dev in case.sets.train])
     given = torch.stack([table.logprobs[dev].softmax(-1).mean(0) for dev in case.sets.train])
     excess = given.log() - share.clamp(min=1e-12).log()

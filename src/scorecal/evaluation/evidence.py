@@ -22,7 +22,7 @@ from scorecal.functional.metrics import (
     score_distribution_divergence,
 )
 from scorecal.functional.resampling import bootstrap_weights
-from scorecal.functional.scaling import expected_score
+from scorecal.functional.scaling import rankable_score
 from scorecal.functional.targets import interpolated_target
 from scorecal.judging.table import Table
 
@@ -177,16 +177,12 @@ def _predictions(fitted: Fitted, table: Table, assistant: Tensor) -> dict[str, P
     logits = fitted.logits(table.logprobs, assistant)[evaluated]
     reference = [ridge_predict(fitted.reference[index], normalised) for index in fitted.evaluated]
 
-    def scores(z: Tensor) -> Tensor:
-        # Equal distributions must tie: rounding noise would be ranked.
-        return expected_score(z, table.values).round(decimals=10)
-
     return {
         "raw": Predictions(
-            scores(normalised).expand(shape),
+            rankable_score(normalised, table.values).expand(shape),
             normalised.expand(*shape, -1),
         ),
-        "calibrated": Predictions(scores(logits), logits),
+        "calibrated": Predictions(rankable_score(logits, table.values), logits),
         "constant": Predictions(fitted.constant[evaluated].unsqueeze(-1).expand(shape), None),
         "reference": Predictions(torch.stack(reference), None),
     }

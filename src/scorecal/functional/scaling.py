@@ -26,3 +26,10 @@ def expected_score(
 ) -> Float[Tensor, "*batch"]:
     """Mean of the label values under softmax(logits) (paper 1, eq. 4)."""
     return logits.softmax(-1) @ values
+
+
+def rankable_score(
+    logits: Float[Tensor, "*batch levels"], values: Float[Tensor, " levels"]
+) -> Float[Tensor, "*batch"]:
+    """The expected score to ten decimals: equal distributions tie, rounding noise is not ranked."""
+    return expected_score(logits, values).round(decimals=10)
