@@ -7,6 +7,7 @@ and cross-entropy therefore convex. A term that isn't learned keeps its start; a
 shares a learned T moves with u.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -178,26 +179,55 @@ class Design(NamedTuple):
         shared = (self.shared * slopes.unsqueeze(-1)).sum((1, 2))
         return torch.cat([shared, self._flat(slopes.mT @ self.per_level)], -1)
 
-    def curvature(
-        self, curved: Float[Tensor, "problems items levels levels"]
-    ) -> Float[Tensor, "problems columns columns"]:
-        """Sum over items of symmetric second derivatives by logits, by natural parameters."""
-        problems, items, levels, count = self.shared.shape
+    def curvature(self, curved: "Curved") -> Float[Tensor, "problems columns columns"]:
+        """Sum over items of second derivatives by logits, as one by natural parameters."""
+        problems, _, levels, count = self.shared.shape
         features = self.per_level.shape[-1]
-        half = curved @ self.shared
-        corner = self.shared.flatten(1, 2).mT @ half.flatten(1, 2)
+        outer = self._by_column(curved.left).mT @ self._by_column(curved.right)
+        total = (outer + outer.mT) / 2
+        # What is left is diagonal in the levels: d_ik · J_ik · J_ikᵀ of each item and level.
+        scaled = curved.diagonal.unsqueeze(-1) * self.shared
+        total[:, :count, :count] += scaled.flatten(1, 2).mT @ self.shared.flatten(1, 2)
         if not features:
-            return corner
-        # side[s, k, a] = Σ half[i, k, s] · x[i, a]
-        side = (half.flatten(2).mT @ self.per_level).view(problems, levels, count, features)
-        side = self._flat(side.transpose(1, 2))
+            return total
+        side = (scaled.flatten(2).mT @ self.per_level).view(problems, levels, count, features)
+        side = side.transpose(1, 2).flatten(2)
+        total[:, :count, count:] += side
+        total[:, count:, :count] += side.mT
         square = (self.per_level.unsqueeze(-1) * self.per_level.unsqueeze(-2)).flatten(2)
-        body = (curved.flatten(2).mT @ square).view(
-            problems, levels, levels, features, features
-        )  # [k, l, a, b]
-        body = self._flat(body.permute(0, 1, 3, 2, 4))  # [k, a, (l, b)]
-        body = self._flat(body.permute(0, 3, 1, 2))
-        return torch.cat([torch.cat([corner, side], -1), torch.cat([side.mT, body], -1)], -2)
+        blocks = (curved.diagonal.mT @ square).view(problems, levels, features, features)
+        for level in range(levels):
+            own = slice(count + level * features, count + (level + 1) * features)
+            total[:, own, own] += blocks[:, level]
+        return self._ordered(self._ordered(total).mT)
+
+    def _by_column(
+        self, slopes: Float[Tensor, "problems items ranks levels"]
+    ) -> Float[Tensor, "problems rows columns"]:
+        """Derivatives by logits as those by parameters, level by level; a row an item and rank."""
+        count, shape = self.shared.shape[-1], (slopes.shape[-1], self.per_level.shape[-1])
+        rows = slopes.new_empty(*slopes.shape[:3], count + math.prod(shape))
+        rows[..., :count] = slopes @ self.shared
+        by_level = rows[..., count:].unflatten(-1, shape)
+        torch.mul(slopes.unsqueeze(-1), self.per_level[:, :, None, None], out=by_level)
+        return rows.flatten(1, 2)
+
+    def _ordered(self, columns: Float[Tensor, "problems rows columns"]) -> Tensor:
+        """Columns that stand level by level, in the order of the natural parameters."""
+        count, shape = self.shared.shape[-1], (self.shared.shape[-2], self.per_level.shape[-1])
+        by_level = columns[..., count:].unflatten(-1, shape)
+        return torch.cat([columns[..., :count], self._flat(by_level)], -1)
+
+
+class Curved(NamedTuple):
+    """Second derivatives by each item's logits: diag(d) plus the symmetric part of Σ l·rᵀ.
+
+    Written so, a matrix of levels x levels an item is never held.
+    """
+
+    diagonal: Float[Tensor, "problems items levels"]
+    left: Float[Tensor, "problems items ranks levels"]
+    right: Float[Tensor, "problems items ranks levels"]
 
 
 class NaturalHead:

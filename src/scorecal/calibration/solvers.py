@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from scorecal.calibration.head import Design, NaturalHead
+from scorecal.calibration.head import Curved, Design, NaturalHead
 from scorecal.functional.losses import (
     negative_pearson,
     ranked_probability_score,
@@ -75,7 +75,8 @@ class Objective:
         self.rows = rows.take(own)
         self.loss = loss
         features = 1 + len(rows.values) * ("mixing" in head.columns)
-        numbers = own.shape[1] * (4 * len(rows.values) ** 2 + features**2)
+        ranks = len(rows.values) - 1 if loss == "rps" else 1
+        numbers = own.shape[1] * (4 * ranks * (head.width + len(rows.values)) + features**2)
         self._block = max(1, _BLOCK // max(1, numbers))
         self._design: Design | None = None
 
@@ -165,12 +166,12 @@ def _item_curvature(
     share: Float[Tensor, "problems items"],
     *,
     exact: bool,
-) -> Float[Tensor, "problems items levels levels"]:
+) -> Curved:
     """Second derivative of each item's share of a mean loss by its logits."""
     probs = logits.softmax(-1)
-    share = share.unsqueeze(-1)
     if loss == "nll":
-        return torch.diag_embed(share * probs) - _outer(share * probs, probs)
+        shared = share.unsqueeze(-1) * probs
+        return Curved(shared, -shared.unsqueeze(-2), probs.unsqueeze(-2))
     # MSE and RPS are squared distances of means E[a] = a·p from targets, MSE with one vector a.
     if loss == "rps":
         vectors = torch.ones(len(values), len(values), dtype=probs.dtype, device=probs.device)
@@ -180,25 +181,24 @@ def _item_curvature(
     else:
         vectors, targets = values.unsqueeze(0), gold.unsqueeze(-1)
     means = probs @ vectors.T
-    gauss_newton = probs.new_zeros(*probs.shape, len(values))
-    pulled = torch.zeros_like(probs)
-    for vector, mean, target in zip(vectors, means.unbind(-1), targets.unbind(-1), strict=True):
-        slopes = probs * (vector - mean.unsqueeze(-1))  # ∂ mean / ∂ z
-        gauss_newton = gauss_newton + _outer(2 * share * slopes, slopes)
-        pulled += 2 * (mean - target).unsqueeze(-1) * slopes
-    return gauss_newton + _mean_curvature(probs, share * pulled) if exact else gauss_newton
+    second = (2 * share).unsqueeze(-1).expand_as(means)
+    first = second * (means - targets) if exact else torch.zeros_like(means)
+    return _of_means(probs, vectors, first, second)
 
 
-def _outer(left: Tensor, right: Tensor) -> Float[Tensor, "problems items levels levels"]:
-    return left.unsqueeze(-1) * right.unsqueeze(-2)
-
-
-def _mean_curvature(
-    probs: Tensor, pulled: Float[Tensor, "problems items levels"]
-) -> Float[Tensor, "problems items levels levels"]:
-    """Second derivative of means a·p whose slopes p·(a - E[a]), times a factor, are `pulled`."""
-    cross = _outer(pulled, probs)
-    return torch.diag_embed(pulled) - cross - cross.mT
+def _of_means(
+    probs: Float[Tensor, "problems items levels"],
+    vectors: Float[Tensor, "ranks levels"],
+    first: Float[Tensor, "problems items ranks"],
+    second: Float[Tensor, "problems items ranks"],
+) -> Curved:
+    """Of a function of the means a·p, by its first and second derivatives by each mean."""
+    means = probs @ vectors.T
+    slopes = probs.unsqueeze(-2) * (vectors - means.unsqueeze(-1))  # ∂ mean / ∂ z
+    pulled = first.unsqueeze(-1) * slopes
+    # A mean's own second derivative is diag(slopes) - slopes·pᵀ - p·slopesᵀ.
+    right = second.unsqueeze(-1) * slopes - 2 * first.unsqueeze(-1) * probs.unsqueeze(-2)
+    return Curved(pulled.sum(-2), slopes, right)
 
 
 def _pearson_curvature(
@@ -225,10 +225,11 @@ def _pearson_curvature(
 
     by_gold, by_score, plain = mean(gold), mean(centred), mean(torch.ones_like(gold))
     scale = (correlation if exact else correlation.clamp(min=0.05)) / deviation.square()
-    curved = _outer((scale * share).unsqueeze(-1) * slopes, slopes)
-    if exact:
-        pull = share * (correlation * centred / deviation - gold) / deviation
-        curved = curved + _mean_curvature(probs, pull.unsqueeze(-1) * slopes)
+    pull = share * (correlation * centred / deviation - gold) / deviation
+    first = pull if exact else torch.zeros_like(pull)
+    curved = _of_means(
+        probs, values.unsqueeze(0), first.unsqueeze(-1), (scale * share).unsqueeze(-1)
+    )
     deviation, scale = deviation.unsqueeze(-1), scale.unsqueeze(-1)
     along = by_score @ by_score.mT / deviation.square()
     hessian = design.curvature(curved) - scale * (plain @ plain.mT)
