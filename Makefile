@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: fit test check demo wheel clean
+.PHONY: fit test check demo results wheel clean
 
 fit: $(VENV)/ready
 	$(RUN) -m train fit --config sts.yaml
@@ -19,6 +19,13 @@ check: $(VENV)/ready
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+
+# Two minutes with DRAWS=0, which leaves the learning curves out.
+DRAWS ?= 50
+results: $(VENV)/ready
+	$(RUN) -m train compare --config sts.yaml str.yaml summ.yaml align.yaml story.yaml \
+	  --table stsb-qwen2.5-coder-0.5b-gguf semrel-qwen2.5-coder-1.5b-gguf \
+	  summeval-coherence-qwen2.5-coder-1.5b-gguf --draws $(DRAWS) --output results
 
 wheel: $(VENV)/ready
 	$(RUN) -m build --wheel
