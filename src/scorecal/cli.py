@@ -1,4 +1,4 @@
-"""The command line: fit, validate, test, predict and elicit over one YAML."""
+"""The command line: fit, study, validate, test, predict and elicit over one YAML."""
 
 import errno
 import json
@@ -6,6 +6,7 @@ import logging
 import re
 import sys
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +29,7 @@ from scorecal.judging.dry_run import dry_run_text
 from scorecal.judging.elicit import Interrupted, refuse_other_identity
 from scorecal.judging.records import check_suffix, replacing, write_records
 from scorecal.scale import Scale
+from scorecal.study import Found, SearchSettings, run_study, study_text
 
 _SAVED = ("seed_everything", "evaluate_test", "model", "data", "trainer")
 
@@ -64,6 +66,15 @@ class ScoreTrainer(Trainer):
             dry_run: write nothing; show the prompts exactly as tokenised.
         """
 
+    def study(self, model: Any, datamodule: Any, search: SearchSettings) -> None:
+        """Search the head's options on inner folds of dev, then fit and test the best.
+
+        Args:
+            model: what isn't searched.
+            datamodule: unused.
+            search: what is tried, and how.
+        """
+
 
 class ScoreCLI(LightningCLI):
     """LightningCLI over `Calibration` and `ScoreData`."""
@@ -84,6 +95,7 @@ class ScoreCLI(LightningCLI):
             "test": common,
             "predict": common,
             "elicit": common,
+            "study": common,
         }
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
@@ -126,14 +138,22 @@ class ScoreCLI(LightningCLI):
         return self._folder
 
     def _save_config(self, folder: Path) -> None:
+        subcommand = self.config["subcommand"]
+        self._write_config(folder / "config.yaml", subcommand, self._dumped())
+
+    def _dumped(self) -> dict[str, Any]:
         import yaml
 
         subcommand = self.config["subcommand"]
         dumped = yaml.safe_load(self._parser(subcommand).dump(self._settings(), skip_none=False))
-        kept = {name: dumped[name] for name in _SAVED if name in dumped}
-        head = f"# python -m train {subcommand} --config {folder / 'config.yaml'}\n"
-        with replacing(folder / "config.yaml") as partial:
-            partial.write_text(head + yaml.safe_dump(kept, sort_keys=False), encoding="utf-8")
+        return {name: dumped[name] for name in _SAVED if name in dumped}
+
+    def _write_config(self, path: Path, subcommand: str, content: dict[str, Any]) -> None:
+        import yaml
+
+        head = f"# python -m train {subcommand} --config {path}\n"
+        with replacing(path) as partial:
+            partial.write_text(head + yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
 
     # fit
 
@@ -291,6 +311,55 @@ class ScoreCLI(LightningCLI):
         )
         print(json.dumps(shown) if dry_run == "json" else dry_run_text(shown))
 
+    # study
+
+    def before_study(self) -> None:
+        """Check what the best trial's `fit` will be, before the search."""
+        self.before_fit()
+
+    def study(self, search: SearchSettings, **_: Any) -> None:
+        """Search, then let `fit` do the rest."""
+        outcome = run_study(search, self.model, self.datamodule)
+        if outcome is None:
+            print("all trials are finished; the worker that finished last fits the best")
+            return
+        print(study_text(search, outcome.found))
+        if outcome.run and Path(outcome.run).is_dir():
+            print(f"finished before: {outcome.run}")
+            return
+        folder = Path("runs") / self.datamodule.task.name / f"study-{search.name}"
+        folder.mkdir(parents=True, exist_ok=True)
+        best = folder / "best.yaml"
+        self._write_config(best, "fit", _with_found(self._dumped(), outcome.found))
+        splits = {one.split: one.record for one in outcome.found}
+        _write_study(folder, {**asdict(search), "splits": splits})
+        run = run_cli(["fit", "--config", str(best)])._run_folder()
+        outcome.keep_run(run)
+        _write_study(folder, {**asdict(search), "run": str(run), "splits": splits})
+        print(best)
+
+
+def _write_study(folder: Path, content: dict[str, Any]) -> None:
+    with replacing(folder / "study.json") as partial:
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _with_found(config: dict[str, Any], found: list[Found]) -> dict[str, Any]:
+    """A configuration with the chosen values, in `per_split` where splits chose their own."""
+    if len(found) > 1:
+        config["model"]["per_split"] = {
+            one.split: {key.rpartition(".")[2]: value for key, value in one.values.items()}
+            for one in found
+        }
+        return config
+    for key, value in found[0].values.items():
+        *path, name = key.split(".")
+        section = config
+        for part in path:
+            section = section[part]
+        section[name] = value
+    return config
+
 
 def _quiet() -> None:
     """Drop what Lightning says about hardware and loaders; a fit takes a second."""
@@ -302,6 +371,7 @@ def _quiet() -> None:
         r".*number of training batches.*",
         r".*lr_scheduler.*",
         r".*isinstance.treespec.*",
+        r".*LightningCLI's args parameter.*",
     ):
         warnings.filterwarnings("ignore", message=message)
 
@@ -309,6 +379,26 @@ def _quiet() -> None:
 def _one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines) or repr(error)
+
+
+def run_cli(arguments: list[str] | None) -> ScoreCLI:
+    """One command of `ScoreCLI`; None: those that were typed."""
+    return ScoreCLI(
+        Calibration,
+        ScoreData,
+        trainer_class=ScoreTrainer,
+        save_config_callback=None,
+        seed_everything_default=0,
+        trainer_defaults={
+            "enable_checkpointing": False,
+            "enable_model_summary": False,
+            "enable_progress_bar": False,
+            "num_sanity_val_steps": 0,
+            "log_every_n_steps": 1,
+        },
+        load_from_checkpoint_support=False,
+        args=arguments,
+    )
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -321,22 +411,7 @@ def main(arguments: list[str] | None = None) -> None:
         if (typed := given[1:] if arguments is None else given)[:1] == ["compare"]:
             run_compare(typed[1:])
             return
-        ScoreCLI(
-            Calibration,
-            ScoreData,
-            trainer_class=ScoreTrainer,
-            save_config_callback=None,
-            seed_everything_default=0,
-            trainer_defaults={
-                "enable_checkpointing": False,
-                "enable_model_summary": False,
-                "enable_progress_bar": False,
-                "num_sanity_val_steps": 0,
-                "log_every_n_steps": 1,
-            },
-            load_from_checkpoint_support=False,
-            args=arguments,
-        )
+        run_cli(arguments)
         return
     except (ValueError, ArgumentError, MisconfigurationException) as error:
         status, message = 2, _one_line(error)

@@ -27,6 +27,7 @@ _SECTIONS = {
     "model", "model.head", "data", "data.task", "data.folds", "data.assistant", "trainer",
     *(f"data.task.{name}" for name in ("name", "template", "fields", "splits", "scale")),
 }  # fmt: skip
+_KINDS = ("configs", "sweeps")
 _BOUNDS = {"resamples": (100, 100_000), "draws": (0, 1000), "seed": (0, 2**62)}
 
 
@@ -36,7 +37,8 @@ class NamedConfigFile(ActionConfigFile):
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: Any = None) -> None:
         """Resolve the name, then read the file."""
         if isinstance(values, str):
-            found = resources.find("configs", values) or resources.find("configs", f"{values}.yaml")
+            names = [(kind, name) for kind in _KINDS for name in (values, f"{values}.yaml")]
+            found = next((path for pair in names if (path := resources.find(*pair))), None)
             if found is None:
                 shipped = ", ".join(resources.names("configs", "*.yaml"))
                 raise ValueError(f"no config {values!r}. Name a YAML file or one of: {shipped}.")

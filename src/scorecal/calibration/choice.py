@@ -16,8 +16,8 @@ from scorecal.calibration.head import (
     head_logits,
 )
 from scorecal.calibration.solvers import Loss, Objective, Rows, mean_loss, newton, own_rows
-from scorecal.functional.correlation import spearman
-from scorecal.functional.scaling import expected_score
+from scorecal.functional.correlation import pearson, spearman
+from scorecal.functional.scaling import rankable_score
 
 _DECADES = 1.0  # how far from the default ridge a choice goes without evidence
 # Nats of held-out likelihood that M, with its K² parameters, has to be worth. 0 to 6 were tried on
@@ -104,8 +104,9 @@ def held_out_losses(
         logits = head_logits(
             heads.take(index), mine.logprobs, mine.assistant, temperature_on=temperature_on
         )
-        if by == "spearman":
-            losses[index] = -spearman(expected_score(logits, rows.values), mine.gold, weights)
+        if by in ("spearman", "pearson"):
+            correlation = spearman if by == "spearman" else pearson
+            losses[index] = -correlation(rankable_score(logits, rows.values), mine.gold, weights)
         else:
             losses[index] = mean_loss(by, logits, mine.gold, rows.values, weights)
     return losses

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -162,6 +162,9 @@ class _Candidate(NamedTuple):
     ridge_mixing: float
 
 
+NUMERIC = _Candidate._fields  # settings in which problems of one fit may differ
+
+
 def candidates(settings: HeadSettings, select: Select | None) -> list[_Candidate]:
     """Every combination of the values to choose from, the default ones where nothing varies."""
     select = select or Select()
@@ -211,18 +214,23 @@ def make_problems(
     select: Select | None,
     seed: int,
     *,
+    per_split: Mapping[str, HeadSettings] | None = None,
     choices_only: bool = False,
 ) -> tuple[Problems, list[Search]]:
     """All fits of all splits: every candidate on each inner fold and on all of dev.
 
-    With `choices_only` there are no inner folds where there is nothing to choose.
+    With `choices_only` there are no inner folds where there is nothing to choose. Settings of
+    single splits may differ in numbers from the others'.
     """
-    grid = candidates(settings, select)
     trains: list[Tensor] = []
     held_outs: list[Tensor] = []
+    priors: list[Tensor] = []
+    fits: list[_Candidate] = []
     searches = []
     at = 0
     for split in splits:
+        own = (per_split or {}).get(split.name, settings)
+        grid = candidates(own, select)
         if choices_only and len(grid) == 1:
             parts, inner_trains = [], []
         elif settings.learn:
@@ -231,15 +239,24 @@ def make_problems(
         else:  # nothing is fitted, so all of dev may judge a fixed value
             parts, inner_trains = [split.dev], [split.dev]
         inner, full = [], []
-        for _ in grid:
+        for candidate in grid:
             inner.append(list(range(at, at + len(parts))))
             full.append(at + len(parts))
             at += len(parts) + 1
             trains += [*inner_trains, split.dev]
             held_outs += [*parts, split.test]
+            fits += [candidate] * (len(parts) + 1)
         searches.append(Search(split, torch.tensor(inner, dtype=torch.long), torch.tensor(full)))
-    fits = [candidate for search in searches for candidate in grid
-            for _ in range(search.inner.shape[1] + 1)]  # fmt: skip
+        term = prior_term(
+            own.prior,
+            table.evidence,
+            table.logprobs,
+            torch.stack(trains[int(searches[-1].full[0]) - len(parts) :]).double(),
+            prompts=own.prior_prompts,
+            temperature=own.prior_temperature,
+            seed=seed,
+        )
+        priors.append(term)
     settled = {
         name: torch.tensor([getattr(fit, name) for fit in fits], dtype=torch.float64)
         for name in _Candidate._fields
@@ -249,15 +266,7 @@ def make_problems(
     return Problems(
         train=train,
         held_out=torch.stack(held_outs).double(),
-        prior=prior_term(
-            settings.prior,
-            table.evidence,
-            table.logprobs,
-            train,
-            prompts=settings.prior_prompts,
-            temperature=settings.prior_temperature,
-            seed=seed,
-        ),
+        prior=torch.cat(priors),
         centre=share @ table.logprobs.log_softmax(-1),
         **settled,
     ), searches

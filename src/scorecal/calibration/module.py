@@ -1,10 +1,11 @@
 """The LightningModule: fits all problems of a run, chooses, and keeps what was chosen."""
 
 import sys
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from scorecal.calibration.choice import choose, held_out_losses
 from scorecal.calibration.data import Batch, ScoreData
 from scorecal.calibration.fitted import Fitted
 from scorecal.calibration.folds import (
+    NUMERIC,
     By,
     Search,
     Select,
@@ -32,7 +34,9 @@ from scorecal.calibration.head import (
 from scorecal.calibration.solvers import Loss, Objective, Rows, mean_loss, newton, newton_step
 from scorecal.functional.correlation import pearson, spearman
 from scorecal.functional.metrics import mean_absolute_error, mean_squared_error
-from scorecal.functional.scaling import expected_score
+from scorecal.functional.scaling import rankable_score
+
+PER_SPLIT = (*NUMERIC, "prior_prompts", "prior_temperature")
 
 
 class Calibration(LightningModule):
@@ -45,6 +49,7 @@ class Calibration(LightningModule):
             all but nll start from the nll solution.
         solver: newton (exact, seconds), lbfgs or adam; one step an epoch.
         lr: step size of adam.
+        per_split: numbers of the head, or the loss, of single splits, as a study chooses them.
     """
 
     problems: Problems
@@ -56,6 +61,7 @@ class Calibration(LightningModule):
         loss: Loss = "mse",
         solver: Literal["newton", "lbfgs", "adam"] = "newton",
         lr: float = 0.05,
+        per_split: dict[str, dict[str, Any]] | None = None,
     ) -> None:
         super().__init__()
         head.check()
@@ -66,6 +72,7 @@ class Calibration(LightningModule):
         self.loss = loss
         self.solver = solver
         self.lr = lr
+        self.per_split = per_split or {}
         self.seed = 0  # of folds and of the placebo prior; the command line sets it
         self.automatic_optimization = False
         self.searches: list[Search] = []
@@ -99,11 +106,39 @@ class Calibration(LightningModule):
         for split in splits:
             partition(table, split.dev, data.folds.inner, data.folds.by, self.seed)
             refuse_constant(table.gold[split.dev].tolist())
+        own = self._settings_per_split([split.name for split in splits])
         self.problems, self.searches = make_problems(
-            table, splits, data.folds, self.settings, self.select, self.seed
-        )
+            table, splits, data.folds, self.settings, self.select, self.seed,
+            per_split={name: settings for name, (settings, _) in own.items()},
+        )  # fmt: skip
+        self.losses: list[Loss] = [
+            own[search.split.name][1]
+            for search in self.searches
+            for _ in range(search.inner.numel() + len(search.full))
+        ]
         self.natural = nn.Parameter(self._stored(self._head().start()))
         self._waiting = torch.ones(len(self.natural), dtype=torch.bool)
+
+    def _settings_per_split(self, names: list[str]) -> dict[str, tuple[HeadSettings, Loss]]:
+        """What each split's head starts from and is fitted for."""
+        if unknown := set(self.per_split) - set(names):
+            raise ValueError(
+                f"`model.per_split` names {unknown.pop()!r}, the splits are {', '.join(names)}."
+            )
+        found = {}
+        for name in names:
+            given = dict(self.per_split.get(name, {}))
+            loss = given.pop("loss", self.loss)
+            numbers = all(isinstance(value, (int, float)) for value in given.values())
+            if loss not in get_args(Loss) or set(given) - set(PER_SPLIT) or not numbers:
+                raise ValueError(
+                    f"`model.per_split` of {name!r} must hold numbers ({', '.join(PER_SPLIT)}) or "
+                    f"a loss, got {self.per_split[name]}."
+                )
+            settings = replace(self.settings, **given)
+            settings.check()
+            found[name] = settings, loss
+        return found
 
     @property
     def _data(self) -> ScoreData:
@@ -131,8 +166,17 @@ class Calibration(LightningModule):
         """λ, T, δ, M and α of every problem."""
         return self._head().parameters(self._natural().detach())
 
-    def _objective(self, batch: Batch, loss: Loss) -> Objective:
-        return Objective(NaturalHead(batch.problems, self.settings), self._rows(batch), loss)
+    def _objectives(
+        self, batch: Batch, stage: Loss | None = None
+    ) -> list[tuple[Int[Tensor, " problems"], Objective]]:
+        """The problems of each loss, and their objective under it, or under that of a stage."""
+        rows, found = self._rows(batch), []
+        for loss in dict.fromkeys(self.losses):
+            index = torch.tensor([at for at, own in enumerate(self.losses) if own == loss])
+            if stage != loss:
+                head = NaturalHead(batch.problems.take(index), self.settings)
+                found.append((index, Objective(head, rows, stage or loss)))
+        return found
 
     # Training: one epoch is one step of the solver on all data
 
@@ -152,22 +196,37 @@ class Calibration(LightningModule):
         if not self.settings.learn:
             self.trainer.should_stop = True
             return
-        if self.current_epoch == 0 and self.loss != "nll":
+        if self.current_epoch == 0:
             # Only cross-entropy is convex: the other losses start from its solution.
-            self._write(newton(self._objective(batch, "nll"), self._natural().detach()))
-        objective = self._objective(batch, self.loss)
+            natural = self._natural().detach().clone()
+            for index, objective in self._objectives(batch, "nll"):
+                natural[index] = newton(objective, natural[index])
+            self._write(natural)
+        objectives = self._objectives(batch)
         if self.solver == "newton":
-            natural, self._waiting = newton_step(objective, self._natural().detach(), self._waiting)
+            natural = self._natural().detach().clone()
+            for index, objective in objectives:
+                natural[index], self._waiting[index] = newton_step(
+                    objective, natural[index], self._waiting[index]
+                )
             self._write(natural)
             self.trainer.should_stop = not self._waiting.any()
         else:
-            self._gradient_step(objective)
+            self._gradient_step(objectives)
+        self._log_training(objectives)
+
+    def _log_training(self, objectives: list[tuple[Int[Tensor, " problems"], Objective]]) -> None:
+        """The objective of each split's first candidate, by loss."""
         shown = torch.stack([search.full[0] for search in self.searches])
         natural = self._natural().detach()
-        figure = torch.cat([block.value(natural[i]) for i, block in objective.blocks(shown)]).mean()
-        self.log(f"train/{self.loss}", figure.float(), on_step=False, on_epoch=True, batch_size=1)
+        for index, objective in objectives:
+            own = torch.isin(index, shown).nonzero().flatten()
+            if len(own):
+                figures = [part.value(natural[index[i]]) for i, part in objective.blocks(own)]
+                self.log(f"train/{objective.loss}", torch.cat(figures).mean().float(),
+                         on_step=False, on_epoch=True, batch_size=1)  # fmt: skip
 
-    def _gradient_step(self, objective: Objective) -> None:
+    def _gradient_step(self, objectives: list[tuple[Int[Tensor, " problems"], Objective]]) -> None:
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
 
@@ -175,8 +234,9 @@ class Calibration(LightningModule):
             optimizer.zero_grad()
             total = torch.zeros((), dtype=self.natural.dtype, device=self.natural.device)
             natural = self._natural()
-            for index, block in objective.blocks(torch.arange(len(natural))):
-                total = total + block.value(natural[index]).sum()
+            for index, objective in objectives:
+                for at, block in objective.blocks(torch.arange(len(index))):
+                    total = total + block.value(natural[index[at]]).sum()
             self.manual_backward(total)
             assert self.natural.grad is not None
             # A fold of constant gold has no correlation, and nothing to learn from it.
@@ -273,7 +333,7 @@ class Calibration(LightningModule):
         raw = batch.logprobs.log_softmax(-1).expand_as(logits)
         metrics: dict[str, float] = {}
         for suffix, z in (("", logits), ("_raw", raw)):
-            score = expected_score(z, values)
+            score = rankable_score(z, values)
             figures = {
                 "spearman": spearman(score, batch.gold, weights),
                 "pearson": pearson(score, batch.gold, weights),

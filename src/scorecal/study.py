@@ -1,0 +1,642 @@
+"""Optuna over the head's options: every trial is scored on the inner folds of dev, never on test.
+
+Trials are asked in batches, and those that differ in numbers alone are problems of one fit. With
+outer folds each split has a study of its own, inside its dev part.
+"""
+
+import difflib
+import functools
+import json
+import os
+import re
+import socket
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from scorecal.calibration.data import ScoreData
+from scorecal.calibration.folds import By, Split, make_splits
+from scorecal.calibration.head import HeadSettings
+from scorecal.calibration.module import PER_SPLIT, Calibration
+from scorecal.calibration.trials import HIGHER, DevPart, Trial
+
+if TYPE_CHECKING:
+    import optuna
+
+Sampler = Literal["grid", "random", "tpe", "gp", "cmaes"]
+_HEAD = "model.head."
+_SEARCHABLE = [*(_HEAD + one.name for one in fields(HeadSettings)), "model.loss"]
+# Trials asked at once: those of one batch don't know of one another's values.
+_BATCH = {"grid": 128, "random": 128, "tpe": 16, "gp": 8, "cmaes": 16}
+_PATIENCE = 300.0  # seconds until a running trial of another machine is taken to be dead
+
+
+@dataclass
+class SearchSettings:
+    """A search among the head's options.
+
+    Attributes:
+        space: option -> {low, high, step or log} or a list of choices.
+        name: of the study in its storage, and of its folder.
+        metrics: what is optimised; several make a Pareto front.
+        sampler: how values are proposed.
+        pruner: give up after some inner folds on trials that fall behind.
+        trials: how many, over all workers; null: the whole grid, or 100.
+        timeout: seconds after which this worker asks for no more trials.
+        storage: null for memory, a .log or .journal file, a .db file, or a database's URL.
+    """
+
+    space: dict[str, Any] = field(default_factory=dict)
+    name: str = "study"
+    metrics: list[By] = field(default_factory=lambda: ["spearman"])
+    sampler: Sampler = "tpe"
+    pruner: Literal["none", "median", "wilcoxon"] = "none"
+    trials: int | None = None
+    timeout: float | None = None
+    storage: str | None = None
+
+
+class Dimension(NamedTuple):
+    """What one option may be: some values, or a range."""
+
+    key: str
+    choices: list[Any] | None = None
+    low: float = 0.0
+    high: float = 0.0
+    step: float | None = None
+    log: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether its values are whole numbers."""
+        return self.key == f"{_HEAD}prior_prompts"
+
+    def grid(self) -> list[Any]:
+        """All values in order, where there are finitely many."""
+        if self.choices is not None:
+            return [str(choice) for choice in self.choices]
+        assert self.step is not None
+        count = int((self.high - self.low) / self.step + 1e-9) + 1
+        values = [round(self.low + index * self.step, 12) for index in range(count)]
+        return [int(value) for value in values] if self.whole else values
+
+    def suggest(self, trial: "optuna.Trial") -> Any:
+        """A value of the option; Optuna knows a choice by its text, as it takes plain ones only."""
+        if self.choices is not None:
+            return self.value_of(trial.suggest_categorical(self.key, self.grid()))
+        if self.whole:
+            step = int(self.step or 1)
+            return trial.suggest_int(self.key, int(self.low), int(self.high), step=step)
+        return trial.suggest_float(self.key, self.low, self.high, step=self.step, log=self.log)
+
+    def value_of(self, stored: Any) -> Any:
+        """The option's value by what Optuna keeps of it."""
+        if self.choices is None:
+            return stored
+        return self.choices[self.grid().index(stored)]
+
+
+def parse_space(settings: SearchSettings, model: Calibration, *, outer: bool) -> list[Dimension]:
+    """The dimensions that a study searches.
+
+    Raises:
+        ValueError: an option is unknown, can't be searched with this model, or its values make no
+            sense.
+    """
+    if not settings.space:
+        raise ValueError("`search.space` names no option. Add one, e.g. `model.head.strength`.")
+    dimensions = [_dimension(key, given) for key, given in settings.space.items()]
+    learn = model.settings.learn
+    for dimension in dimensions:
+        key, name = dimension.key, dimension.key.rpartition(".")[2]
+        if name in learn:
+            raise ValueError(
+                f"`search.space` and `model.head.learn` both name {name!r}: a learned value is "
+                f"only a starting point. Take {name!r} out of `learn`."
+            )
+        if name == "ridge_mixing" and "mixing" not in learn:
+            raise ValueError("`model.head.ridge_mixing` has no effect: add `mixing` to `learn`.")
+        if outer and name not in (*PER_SPLIT, "loss"):
+            raise ValueError(
+                f"`{key}` can't be searched with outer folds, as a run has one for all of them. "
+                "Take it out of `search.space`, or set `--data.folds.outer 0`."
+            )
+        if settings.sampler == "grid" and dimension.choices is None and dimension.step is None:
+            raise ValueError(
+                f"a grid needs a step for `{key}`. Add `step` to it in `search.space`, or set "
+                "`--search.sampler tpe`."
+            )
+        if settings.sampler == "cmaes" and dimension.choices is not None:
+            raise ValueError(
+                f"CMA-ES searches numbers, `{key}` lists choices. Set `--search.sampler tpe`."
+            )
+    searched = {dimension.key.rpartition(".")[2] for dimension in dimensions}
+    for name, used in (("ridge_bias", bool(learn)), ("ridge_mixing", "mixing" in learn)):
+        if used and name not in searched and getattr(model.settings, name) == "auto":
+            raise ValueError(
+                f"`model.head.{name}: auto` is a search of its own. Give it a number, or search it."
+            )
+    return dimensions
+
+
+def _dimension(key: str, given: Any) -> Dimension:
+    if key not in _SEARCHABLE:
+        near = difflib.get_close_matches(key, _SEARCHABLE, n=1, cutoff=0.0)
+        raise ValueError(
+            f"`search.space` names {key!r}, which a study can't search. Nearest: {near[0]!r}."
+        )
+    if isinstance(given, list):
+        names = [str(choice) for choice in given]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"`search.space` lists no or equal choices for `{key}`: {given}.")
+        for choice in given:
+            _refuse_value(key, choice)
+        return Dimension(key, given)
+    ends: list[Any] = [given.get("low"), given.get("high")] if isinstance(given, dict) else []
+    step = given.get("step") if isinstance(given, dict) else None
+    numbers = [*ends, *([] if step is None else [step])]
+    known = isinstance(given, dict) and not set(given) - {"low", "high", "step", "log"}
+    plain = all(isinstance(n, (int, float)) and not isinstance(n, bool) for n in numbers)
+    if not known or not plain or key.rpartition(".")[2] not in PER_SPLIT:
+        choices = "a list of choices" + (
+            " or a range {low, high, step or log}" if key.rpartition(".")[2] in PER_SPLIT else ""
+        )
+        raise ValueError(f"`search.space` needs {choices} for `{key}`, got {given!r}.")
+    low, high = ends
+    dimension = Dimension(key, None, low, high, step, bool(given.get("log")))
+    if not dimension.low < dimension.high or (step is not None and not step > 0):
+        raise ValueError(f"`search.space` has an empty range for `{key}`: {given}.")
+    if dimension.log and (dimension.low <= 0 or step is not None):
+        raise ValueError(f"a log range lies above 0 and has no step, `{key}` is {given}.")
+    for end in ends:
+        _refuse_value(key, end)
+    return dimension
+
+
+def _refuse_value(key: str, value: Any) -> None:
+    """Raise ValueError where an option doesn't take a value."""
+    from jsonargparse import ArgumentError, ArgumentParser
+
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Calibration, "model")
+    content: Any = value
+    for name in reversed(key.split(".")):
+        content = {name: content}
+    try:
+        parser.parse_object(content).model.head.as_dict()
+        if key.startswith(_HEAD):
+            HeadSettings(**{key.removeprefix(_HEAD): value}).check()
+    except ArgumentError as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        raise ValueError(f"`search.space`: `{key}` can't be {value!r}: {reason}") from None
+
+
+class Found(NamedTuple):
+    """What the study of one split came to."""
+
+    split: str
+    values: dict[str, Any]
+    record: dict[str, Any]
+
+
+class Outcome(NamedTuple):
+    """What the studies of all splits came to."""
+
+    found: list[Found]
+    studies: "list[optuna.Study]"
+    run: str | None
+    """The run directory of the fit to the best, where one has been made."""
+
+    def keep_run(self, folder: Path) -> None:
+        """Remember the fit: a finished study doesn't repeat it."""
+        for study in self.studies:
+            study.set_user_attr("run", str(folder))
+
+
+def run_study(settings: SearchSettings, model: Calibration, data: ScoreData) -> Outcome | None:
+    """Search, split by split; None where another worker ended last and so does the rest.
+
+    Raises:
+        ValueError: the study makes no sense, its storage can't be reached, or holds another study.
+    """
+    import optuna
+
+    _check(settings, model)
+    dimensions = parse_space(settings, model, outer=data.folds.outer > 0)
+    table, assistant = data.read(), data.assistant_logprobs
+    assert assistant is not None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    storage = _storage(settings.storage)
+    deadline = time.monotonic() + (settings.timeout or float("inf"))
+    searches = []
+    for split in make_splits(table, data.folds, model.seed):
+        part = DevPart(table, assistant, split, data.folds, model.seed)
+        search = _Search(settings, dimensions, model, part, split, storage)
+        search.run(deadline)
+        searches.append(search)
+    if not any(search.mine_to_end() for search in searches):
+        return None
+    return Outcome(
+        [search.found() for search in searches],
+        [search.study for search in searches],
+        searches[0].study.user_attrs.get("run"),
+    )
+
+
+def _check(settings: SearchSettings, model: Calibration) -> None:
+    if model.select is not None or model.per_split:
+        raise ValueError(
+            "a study chooses by itself. Set `--model.select null` and `--model.per_split null`."
+        )
+    if not settings.metrics or len(set(settings.metrics)) < len(settings.metrics):
+        raise ValueError(f"`search.metrics` lists no or equal metrics: {settings.metrics}.")
+    if settings.pruner != "none" and len(settings.metrics) > 1:
+        raise ValueError("pruning compares trials by one metric. Set `--search.pruner none`.")
+    searched_learn = f"{_HEAD}learn" in settings.space
+    if settings.pruner != "none" and (searched_learn or not model.settings.learn):
+        raise ValueError(
+            "pruning looks at inner folds, and a head that learns nothing is scored on all of dev "
+            "at once. Set `--search.pruner none`."
+        )
+    if settings.trials is not None and settings.trials < 1:
+        raise ValueError(f"`search.trials` must be 1 at least, got {settings.trials}.")
+    if settings.timeout is not None and not settings.timeout > 0:
+        raise ValueError(f"`search.timeout` must be above 0, got {settings.timeout}.")
+    if not re.fullmatch(r"[\w.-]+", settings.name):
+        raise ValueError(
+            f"`search.name` is a folder's name (letters, digits, . _ -), got {settings.name!r}."
+        )
+
+
+def _storage(named: str | None) -> Any:
+    """Optuna's storage of a file by its suffix, or of a URL.
+
+    Raises:
+        ValueError: it can't be opened.
+    """
+    from optuna.storages import JournalStorage, RDBStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    if named is None:
+        return None
+    suffix = Path(named).suffix
+    if "://" not in named and suffix not in (".log", ".journal", ".db"):
+        raise ValueError(
+            f"`search.storage` {named!r} is no .log, .journal or .db file and no URL. Name one."
+        )
+    try:
+        if "://" in named:  # SQLAlchemy's own default is the driver's older release
+            return RDBStorage(re.sub("^postgres(ql)?://", "postgresql+psycopg://", named))
+        Path(named).parent.mkdir(parents=True, exist_ok=True)
+        if suffix == ".db":
+            return RDBStorage(f"sqlite:///{named}")
+        return JournalStorage(JournalFileBackend(named))
+    except Exception as error:  # every database has errors of its own
+        shown = re.sub(r"//[^@/]*@", "//…@", named)
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ValueError(f"`search.storage` {shown!r} can't be reached: {first}") from error
+
+
+class _Search:
+    """One split's study."""
+
+    def __init__(
+        self,
+        settings: SearchSettings,
+        dimensions: list[Dimension],
+        model: Calibration,
+        part: DevPart,
+        split: Split,
+        storage: Any,
+    ) -> None:
+        import optuna
+
+        self.settings, self.dimensions, self.model = settings, dimensions, model
+        self.part, self.split = part, split
+        self.shared = storage is not None
+        self.worker = f"{socket.gethostname()} {os.getpid()}"
+        directions: list[Literal["maximize", "minimize"]] = [
+            "maximize" if metric in HIGHER else "minimize" for metric in settings.metrics
+        ]
+        name = settings.name if split.name == "deploy" else f"{settings.name}: {split.name}"
+        self.study = optuna.create_study(
+            study_name=name,
+            storage=storage,
+            sampler=self._sampler(),
+            pruner=_pruner(settings.pruner),
+            directions=directions,
+            load_if_exists=True,
+        )
+        self._refuse_other(name)
+        self.total = settings.trials or 100
+        if settings.sampler == "grid":
+            size = 1
+            for dimension in dimensions:
+                size *= len(dimension.grid())
+            self.total = min(settings.trials or size, size)
+
+    def _sampler(self) -> Any:
+        from optuna import samplers
+
+        # Workers on one storage must not propose the same; alone, a seed repeats its trials.
+        seed = self.model.seed + (os.getpid() if self.shared else 0)
+        seed %= 2**32
+        kind = self.settings.sampler
+        if kind == "grid":
+            grid = samplers.GridSampler({one.key: one.grid() for one in self.dimensions}, seed=seed)
+            # It would end the study by itself, which works inside `Study.optimize` only.
+            grid.after_trial = lambda *_: None  # type: ignore[method-assign]
+            return grid
+        if kind == "random":
+            return samplers.RandomSampler(seed=seed)
+        if kind == "tpe":
+            return samplers.TPESampler(seed=seed)
+        package = "cmaes" if kind == "cmaes" else "greenlet"
+        try:
+            __import__(package)
+        except ImportError:
+            raise ValueError(
+                f"the sampler {kind} needs the package {package}: pip install 'scorecal[study]'."
+            ) from None
+        if kind == "gp":
+            return samplers.GPSampler(seed=seed)
+        return samplers.CmaEsSampler(seed=seed)
+
+    def _refuse_other(self, name: str) -> None:
+        """Raise ValueError where the storage's study of this name searched something else."""
+        about = {
+            "space": self.settings.space,
+            "metrics": self.settings.metrics,
+            "head": vars(self.model.settings),
+            "loss": self.model.loss,
+            "dev": self.part.digest(),
+        }
+        about = json.loads(json.dumps(about))
+        known = self.study.user_attrs.get("about")
+        if known is None:
+            self.study.set_user_attr("about", about)
+            return
+        for key, value in about.items():
+            if known[key] != value:
+                raise ValueError(
+                    f"the storage has a study {name!r} of another {key}: {known[key]}, not "
+                    f"{value}. Set another `--search.name`."
+                )
+
+    # Trials
+
+    def run(self, deadline: float) -> None:
+        """Ask and tell until all trials are finished, those of other workers included."""
+        from scorecal.judging.progress import bar
+
+        with bar() as progress:
+            task = progress.add_task(self.study.study_name, total=self.total, done="", rate="")
+            while True:
+                self._retry_dead()
+                batch = self._ask(deadline)
+                if batch:
+                    self._evaluate(batch)
+                    finished = len(self._finished())
+                    progress.update(
+                        task, completed=finished, done=f"{finished}/{self.total} trials"
+                    )
+                elif self._count("RUNNING"):
+                    time.sleep(0.2)
+                else:
+                    return
+
+    def _trials(self, *states: str) -> "list[optuna.trial.FrozenTrial]":
+        from optuna.trial import TrialState
+
+        wanted = tuple(TrialState[state] for state in states)
+        return self.study.get_trials(deepcopy=False, states=wanted)
+
+    def _count(self, *states: str) -> int:
+        return len(self._trials(*states))
+
+    def _finished(self) -> "list[optuna.trial.FrozenTrial]":
+        return self._trials("COMPLETE", "PRUNED")
+
+    def _retry_dead(self) -> None:
+        """Ask again for what a killed worker was asked."""
+        from optuna.trial import TrialState
+
+        for trial in self._trials("RUNNING") if self.shared else []:
+            host, _, process = trial.user_attrs.get("worker", "").partition(" ")
+            here = host == socket.gethostname()
+            if here and not _alive(int(process)) or _age(trial) > _PATIENCE:
+                try:
+                    self.study.tell(trial.number, state=TrialState.FAIL)
+                except ValueError:  # another worker has seen it too
+                    continue
+                if len(trial.params) == len(self.dimensions):
+                    self.study.enqueue_trial(trial.params)
+
+    def _ask(self, deadline: float) -> "list[tuple[optuna.Trial, Trial]]":
+        """A batch of trials and what they are; none where enough are finished or under way."""
+        from optuna.trial import TrialState
+
+        wanted = self.total - self._count("COMPLETE", "PRUNED", "RUNNING")
+        if time.monotonic() > deadline:
+            wanted = 0
+        batch = []
+        for _ in range(min(wanted, _BATCH[self.settings.sampler])):
+            trial = self.study.ask()
+            trial.set_user_attr("worker", self.worker)
+            batch.append((trial, {one.key: one.suggest(trial) for one in self.dimensions}))
+        if self.shared and batch:  # two workers may have asked for the last ones at once
+            known = sorted(t.number for t in self._trials("COMPLETE", "PRUNED", "RUNNING"))
+            surplus = set(known[self.total :])
+            for trial, _values in batch:
+                if trial.number in surplus:
+                    self.study.tell(trial, state=TrialState.FAIL)
+            batch = [pair for pair in batch if pair[0].number not in surplus]
+        return [(trial, self._trial(values)) for trial, values in batch]
+
+    def _trial(self, values: dict[str, Any]) -> Trial:
+        head = {key.removeprefix(_HEAD): value for key, value in values.items()}
+        loss = head.pop("model.loss", self.model.loss)
+        return Trial(replace(self.model.settings, **head), loss)
+
+    def _evaluate(self, batch: "list[tuple[optuna.Trial, Trial]]") -> None:
+        metrics = self.settings.metrics
+        if self.settings.pruner == "none":
+            scores = self.part.scores([one for _, one in batch], metrics).mean(-1)
+            for (trial, _), values in zip(batch, scores.tolist(), strict=True):
+                self.study.tell(trial, values)
+            return
+        self._race(batch)
+
+    def _race(self, batch: "list[tuple[optuna.Trial, Trial]]") -> None:
+        """Fold by fold; those that fall behind are fitted to no further one."""
+        from optuna.trial import TrialState
+
+        sums = [0.0] * len(batch)
+        alive = list(range(len(batch)))
+        for fold in range(self.part.count):
+            scores = self.part.scores([batch[i][1] for i in alive], self.settings.metrics, fold)
+            for index, score in zip(alive, scores.flatten().tolist(), strict=True):
+                sums[index] += score
+                # Wilcoxon's test pairs the folds of two trials; a median compares running means.
+                paired = self.settings.pruner == "wilcoxon"
+                batch[index][0].report(score if paired else sums[index] / (fold + 1), fold)
+            if fold + 1 == self.part.count:
+                break
+            for index in list(alive):
+                if batch[index][0].should_prune():
+                    self.study.tell(batch[index][0], state=TrialState.PRUNED)
+                    alive.remove(index)
+            if not alive:
+                return
+        for index in alive:
+            self.study.tell(batch[index][0], sums[index] / self.part.count)
+
+    # What came out
+
+    def mine_to_end(self) -> bool:
+        """Whether this worker finished last, or found everything finished."""
+        finished = self._finished()
+        last = max(finished, key=lambda one: (one.datetime_complete, one.number), default=None)
+        if last is None:
+            raise ValueError(
+                f"study {self.study.study_name!r} has no finished trial. Raise `--search.timeout`."
+            )
+        mine = [one for one in finished if one.user_attrs.get("worker") == self.worker]
+        return not mine or last.user_attrs.get("worker") == self.worker
+
+    def found(self) -> Found:
+        """The best values, and all trials as plain numbers."""
+        complete = self._trials("COMPLETE")
+        best, front = self._best(complete)
+        values = {one.key: one.value_of(best.params[one.key]) for one in self.dimensions}
+        record = {
+            "best": {"number": best.number, "params": values, "values": best.values},
+            "front": front,
+            "importances": self._importances(complete),
+            "trials": [
+                {
+                    "number": trial.number,
+                    "state": trial.state.name.lower(),
+                    "params": trial.params,
+                    "values": trial.values,
+                }
+                for trial in self.study.get_trials(deepcopy=False)
+            ],
+        }
+        return Found(self.split.name, values, record)
+
+    def _best(
+        self, complete: "list[optuna.trial.FrozenTrial]"
+    ) -> "tuple[optuna.trial.FrozenTrial, list[int]]":
+        """The best trial, and the numbers of those that none beats in every metric.
+
+        Of a front the best is nearest to the point where each metric is at its best there, in units
+        of the front's extent. Ties go to the smaller values, as paper 1's λ does.
+        """
+        signs = [-1.0 if metric in HIGHER else 1.0 for metric in self.settings.metrics]
+        costs = {
+            one.number: [sign * value for sign, value in zip(signs, one.values, strict=True)]
+            for one in complete
+        }
+        front = [
+            number
+            for number, own in costs.items()
+            if not any(
+                other != own and all(a <= b for a, b in zip(other, own, strict=True))
+                for other in costs.values()
+            )
+        ]
+        columns = list(zip(*(costs[number] for number in front), strict=True))
+        extents = [(min(column), (max(column) - min(column)) or 1.0) for column in columns]
+
+        def rank(trial: "optuna.trial.FrozenTrial") -> tuple[float, list[Any]]:
+            distance = sum(
+                ((cost - low) / extent) ** 2
+                for cost, (low, extent) in zip(costs[trial.number], extents, strict=True)
+            )
+            order = [
+                one.grid().index(value) if one.choices else value
+                for one in self.dimensions
+                for value in [trial.params[one.key]]
+            ]
+            return round(distance, 12), order
+
+        return min((one for one in complete if one.number in front), key=rank), front
+
+    def _importances(self, complete: "list[optuna.trial.FrozenTrial]") -> dict[str, list[float]]:
+        """Each option's share in what separates good trials from the rest (PED-ANOVA)."""
+        from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+        shares: dict[str, list[float]] = {}
+        if len(self.dimensions) < 2 or len(complete) < 10:
+            return shares
+        for at in range(len(self.settings.metrics)):
+            found = get_param_importances(
+                self.study,
+                evaluator=PedAnovaImportanceEvaluator(),
+                target=functools.partial(_value, at),
+            )
+            for key, share in found.items():
+                shares.setdefault(key, []).append(float(share))
+        return shares
+
+
+def _value(at: int, trial: "optuna.trial.FrozenTrial") -> float:
+    return float(trial.values[at])
+
+
+def _pruner(kind: str) -> Any:
+    from optuna import pruners
+
+    if kind == "median":
+        return pruners.MedianPruner()
+    return pruners.WilcoxonPruner() if kind == "wilcoxon" else pruners.NopPruner()
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _age(trial: "optuna.trial.FrozenTrial") -> float:
+    from datetime import datetime
+
+    started = trial.datetime_start or datetime.now()
+    return (datetime.now() - started).total_seconds()
+
+
+def study_text(settings: SearchSettings, found: Sequence[Found]) -> str:
+    """The best trials of each split, within 80 columns."""
+    return "\n".join(line for one in found for line in _lines(settings, one))
+
+
+def _lines(settings: SearchSettings, found: Found) -> Iterator[str]:
+    trials = [trial for trial in found.record["trials"] if trial["state"] == "complete"]
+    sign = -1 if settings.metrics[0] in HIGHER else 1
+    best = found.record["best"]["number"]
+    trials.sort(key=lambda trial: (trial["number"] != best, sign * trial["values"][0]))
+    title = "" if found.split == "deploy" else f"{found.split}: "
+    yield f"{title}{len(trials)} trials by {', '.join(settings.metrics)}, the chosen one first"
+    keys = [key.rpartition(".")[2] for key in settings.space]
+    rows = [["trial", *settings.metrics, *keys]]
+    rows += [
+        [
+            str(trial["number"]),
+            *(f"{value:.4f}" for value in trial["values"]),
+            *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in trial["params"].values()),
+        ]
+        for trial in trials[:5]
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()[:80]
