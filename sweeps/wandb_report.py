@@ -1,6 +1,6 @@
 """A W&B report of a sweep: `python sweeps/wandb_report.py ENTITY/PROJECT SWEEP`.
 
-It needs `pip install 'scorecal[wandb-report]'` and `wandb login`; docs/tracking.md tells how to make
+It needs `pip install 'scorecal[wandb-report]'` and `wandb login`; docs/tracking.md says how to make
 the same panels by hand.
 """
 

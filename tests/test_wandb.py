@@ -21,23 +21,25 @@ ROOT = Path(__file__).parents[1]
 SWEEPS = sorted((ROOT / "sweeps").glob("wandb_*.yaml"))
 TRACKED = ["fit", "--config", "sts.yaml", "--config", "wandb.yaml"]
 OFFLINE = ["--trainer.logger.init_args.offline", "true"]
-# Of the libraries `sweeps` and `wandb_workspaces`, when they are imported.
 each_sweep = pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+# What `sweeps` and `wandb_workspaces` say when they are imported.
 old_pydantic = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
 
-def train(folder: Path, *arguments: object, **environment: str) -> subprocess.CompletedProcess:
-    """A command in a process of its own, without a key: wandb keeps state in a process."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("WANDB") and name not in ("PYTHONWARNINGS", "NETRC")
-    }
-    kept |= {"HOME": str(folder), "WANDB_SILENT": "true", **environment}
-    return subprocess.run(
-        [sys.executable, "-m", "train", *map(str, arguments)],
-        cwd=folder, env=kept, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+@pytest.fixture
+def no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Neither a key nor a mode, and nothing of W&B's left in this process."""
+    import wandb
+
+    for name in [name for name in os.environ if name.startswith("WANDB")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "none"))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    wandb.teardown()
+    yield
+    wandb.finish()
+    wandb.teardown()
 
 
 def own_rows(folder: Path) -> list[object]:
@@ -80,9 +82,14 @@ class Run(NamedTuple):
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """`fit --config sts.yaml --config wandb.yaml`, offline."""
     folder = tmp_path_factory.mktemp("offline")
-    finished = train(folder, *TRACKED, *OFFLINE)
+    environment = {name: value for name, value in os.environ.items() if "WANDB" not in name}
+    environment |= {"HOME": str(folder), "WANDB_SILENT": "true"}
+    environment.pop("PYTHONWARNINGS", None)
+    finished = subprocess.run(
+        [sys.executable, "-m", "train", *TRACKED, *OFFLINE],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
-    own = folder / finished.stdout.split("\n\n")[0].splitlines()[-1]
     [path] = (folder / "runs" / "wandb").glob("offline-run-*/run-*.wandb")
     history: dict[str, Any] = {}
     config: dict[str, Any] = {}
@@ -98,7 +105,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         config |= {item.key: json.loads(item.value_json) for item in record.config.update}
         if record.HasField("artifact"):
             artifacts[record.artifact.type] = record.artifact
-    return Run(own, path.parent / "files", history, config, artifacts)
+    return Run(
+        folder / finished.stdout.splitlines()[-1], path.parent / "files", history, config, artifacts
+    )
 
 
 def test_metrics_of_dev_and_test_are_those_of_the_run(run: Run) -> None:
@@ -148,39 +157,54 @@ def test_the_checkpoint_is_an_artifact_that_predicts(run: Run, tmp_path: Path) -
     assert Fitted.from_checkpoint(str(tmp_path / "kept.ckpt")).names == ["deploy"]
 
 
-def test_without_a_key_nothing_is_fitted_or_written(tmp_path: Path) -> None:
-    finished = train(tmp_path, *TRACKED)
-    assert finished.returncode == 2
-    [line] = finished.stderr.splitlines()
+@pytest.mark.usefixtures("no_key")
+def test_without_a_key_nothing_is_fitted_or_written(command: Any, tmp_path: Path) -> None:
+    finished = command(*TRACKED)
+    assert finished.status == 2
+    [line] = finished.err.splitlines()
     assert line.startswith("scorecal: W&B has no API key. Run `wandb login`, or set `--trainer.")
-    assert finished.stdout == ""
-    assert not (tmp_path / "runs").exists()
-    assert not (tmp_path / "wandb").exists()
+    assert finished.out == ""
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_disabled_and_without_matplotlib_a_run_is_complete_but_for_figures(tmp_path: Path) -> None:
-    absent = tmp_path / "absent" / "matplotlib"
-    absent.mkdir(parents=True)
-    (absent / "__init__.py").write_text("raise ImportError")
-    path = os.pathsep.join(filter(None, [str(absent.parent), os.environ.get("PYTHONPATH")]))
-    finished = train(
-        tmp_path, *TRACKED, *own_rows(tmp_path), WANDB_MODE="disabled", PYTHONPATH=path
-    )
-    assert finished.returncode == 0, finished.stderr
-    assert "no figures logged: figures need matplotlib" in finished.stderr
+@pytest.mark.usefixtures("no_key")
+def test_disabled_and_without_matplotlib_a_run_lacks_nothing_but_figures(
+    command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.setitem(sys.modules, "matplotlib.style", None)
+    finished = command(*TRACKED, *own_rows(tmp_path))
+    assert finished.status == 0, finished.err
+    assert "no figures logged: figures need matplotlib" in finished.err
     assert (tmp_path / "runs/sts/version_0/last.ckpt").is_file()
     assert not (tmp_path / "runs/wandb").exists()
 
 
-def test_a_value_that_a_sweep_searches_can_not_be_learned_too(tmp_path: Path) -> None:
+# wandb leaves the sweep's file open.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.usefixtures("no_key")
+def test_a_value_that_a_sweep_searches_can_not_be_learned_too(
+    command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "searched.yaml").write_text("wandb_version: 1\nmodel.head.strength: {value: 0.7}\n")
-    finished = train(
-        tmp_path, *TRACKED, *OFFLINE, *own_rows(tmp_path), "--model.head.strength=0.7",
-        WANDB_SWEEP_ID="abc", WANDB_SWEEP_PARAM_PATH="searched.yaml",
-    )  # fmt: skip
-    assert finished.returncode == 2
-    assert "Take 'strength' out of `learn`" in finished.stderr
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
+    monkeypatch.setenv("WANDB_SWEEP_PARAM_PATH", "searched.yaml")
+    finished = command(*TRACKED, *own_rows(tmp_path), "--model.head.strength=0.7")
+    assert finished.status == 2
+    assert "Take 'strength' out of `learn`" in finished.err
     assert not (tmp_path / "runs/sts").exists()
+
+
+def test_two_processes_do_not_share_a_folder(
+    command: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "runs/sts/version_0").mkdir(parents=True)
+    monkeypatch.setattr(Path, "glob", lambda *_: iter(()))  # as if it had come a moment later
+    more = ["--trainer.logger", "false"]
+    finished = command("fit", "--config", "sts.yaml", *own_rows(tmp_path), *more)
+    assert finished.status == 0, finished.err
+    assert finished.out.splitlines()[-1] == "runs/sts/version_1"
 
 
 def test_a_fit_without_wandb_does_not_import_it(tmp_path: Path) -> None:

@@ -159,7 +159,8 @@ def held_out_intervals(
 ) -> dict[str, Interval]:
     """Spearman and MSE of inner held-out rows, means over the inner folds.
 
-    Groups are drawn once a resample and all folds recomputed; the inner fits are held fixed.
+    Groups are drawn once a resample and all folds recomputed; the inner fits are held fixed. Where
+    most resamples leave a fold without a group there is no interval.
     """
     used = rows.any(0)
     logits, rows, table = logits[:, used], rows[:, used], table.rows(used)
@@ -168,14 +169,14 @@ def held_out_intervals(
     groups = numbered_groups(table)
     generator = torch.Generator().manual_seed(seed)
     drawn = bootstrap_weights(groups, resamples=resamples, generator=generator)
-    return {
-        metric: interval(
-            METRICS[metric](made, truth, rows).mean().item(),
-            resampled(METRICS[metric], made, truth, rows, drawn),
-            int(groups.max()) + 1,
-        )
-        for metric in ("spearman", "mse")
-    }
+    found = {}
+    for metric in ("spearman", "mse"):
+        point = METRICS[metric](made, truth, rows).mean().item()
+        samples = resampled(METRICS[metric], made, truth, rows, drawn)
+        if samples.isnan().sum() > resamples / 2:  # the rest differ too little from each other
+            samples = samples[:0]
+        found[metric] = interval(point, samples, int(groups.max()) + 1)
+    return found
 
 
 def score_shares(
