@@ -112,12 +112,12 @@ def _figures(
     judge, labels = table.identity.get("judge", table.name), list(table.labels)
     drawn = {
         "score_shares": score_share_figure(
-            {judge: shares}, labels, title=f"predicted and gold scores on {shares_of}"
+            {judge: shares}, labels, title=f"Predicted and gold scores on {shares_of}"
         )
     }
     if latent := bias_record(table):
         drawn["latent_bias"] = latent_bias_figure(
-            {judge: latent}, labels, title="latent number bias"
+            {judge: latent}, labels, title="Latent number bias"
         )
     return {f"figures/{name}": wandb.Image(figure) for name, figure in drawn.items()}
 
