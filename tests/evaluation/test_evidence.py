@@ -11,8 +11,17 @@ from synthetic import fit, make_assistant, make_table
 from scorecal.calibration.folds import Folds
 from scorecal.calibration.head import HeadSettings
 from scorecal.evaluation import evidence
-from scorecal.evaluation.evidence import METRICS, Evaluation, evaluate, verdict
-from scorecal.evaluation.intervals import Interval
+from scorecal.evaluation.evidence import (
+    METRICS,
+    Evaluation,
+    evaluate,
+    held_out_intervals,
+    numbered_groups,
+    score_shares,
+    verdict,
+)
+from scorecal.evaluation.intervals import Interval, interval
+from scorecal.functional.resampling import bootstrap_weights
 
 RAW = HeadSettings(learn=[], prior="none", strength=0.0)
 approx = partial(pytest.approx, abs=1e-10)
@@ -265,3 +274,51 @@ def test_one_test_group_gives_figures_but_no_interval():
     assert verdict(evaluation) == [
         "One test group gives no interval: nothing can be said reliably."
     ]
+
+
+@pytest.mark.parametrize("folds", [Folds(), Folds(outer=3)], ids=["own split", "folds"])
+def test_held_out_intervals_surround_the_dev_metrics(folds, table):
+    module = fit(table, folds=folds)
+    batch = module.trainer.datamodule.batch(module.problems)
+    found = held_out_intervals(*module.held_out_logits(batch), table, seed=0, resamples=200)
+    logged = module.dev_metrics(batch)
+    assert set(found) == {"spearman", "mse"}
+    for metric, figure in found.items():
+        assert figure.estimate == approx(logged[f"dev/{metric}"], abs=1e-6)
+        assert figure.low < figure.estimate < figure.high
+
+
+def test_held_out_intervals_are_those_of_drawn_groups_weighted_by_hand(table):
+    table = replace(table, groups=[f"g{index // 2}" for index in range(70)])
+    module = fit(table, folds=Folds(inner=3))
+    logits, rows = module.held_out_logits(module.trainer.datamodule.batch(module.problems))
+    found = held_out_intervals(logits, rows, table, seed=4, resamples=60)
+    dev = rows.any(0)
+    assert dev.tolist() == [split == "dev" for split in table.splits]
+    groups, generator = numbered_groups(table.rows(dev)), torch.Generator().manual_seed(4)
+    drawn = bootstrap_weights(groups, resamples=60, generator=generator)
+    errors = (logits.softmax(-1) @ table.values - table.gold).square()[:, dev]
+    weights = drawn[:, None] * rows[:, dev]
+    samples = ((weights * errors).sum(-1) / weights.sum(-1)).mean(-1)
+    point = (errors * rows[:, dev]).sum().item() / 30
+    assert found["mse"] == approx(interval(point, samples, 15))
+
+
+def test_folds_of_one_group_have_no_interval_rather_than_one_of_no_width(table):
+    table = replace(table, groups=[f"g{index % 4 + 9 * (index > 29)}" for index in range(70)])
+    module = fit(table)
+    logits, rows = module.held_out_logits(module.trainer.datamodule.batch(module.problems))
+    assert len(rows) == 4
+    figure = held_out_intervals(logits, rows, table, seed=0, resamples=200)["mse"]
+    assert figure.estimate > 0
+    assert np.isnan([figure.low, figure.high]).all()
+
+
+def test_shares_are_means_over_the_rows_of_each_problem_and_then_over_the_problems():
+    target = torch.tensor([[1.0, 0.0], [0.5, 0.5]], dtype=torch.float64)
+    probs = torch.tensor([[0.8, 0.2], [0.4, 0.6]], dtype=torch.float64)
+    rows = torch.tensor([[1.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
+    shares = score_shares({"raw": probs.log().expand(2, 2, 2)}, target, rows)
+    # gold: the mean of (0.75, 0.25) and (0.5, 0.5); raw: that of (0.6, 0.4) and (0.4, 0.6)
+    assert shares["gold"] == approx([0.625, 0.375])
+    assert shares["raw"] == approx([0.5, 0.5])

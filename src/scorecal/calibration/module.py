@@ -321,15 +321,21 @@ class Calibration(LightningModule):
         for name, value in self.dev_metrics(batch).items():
             self.log(name, float(value), prog_bar=name == "dev/spearman", batch_size=1)
 
-    def dev_metrics(self, batch: Batch) -> dict[str, float]:
-        """Means over the inner held-out parts of the evaluated splits, at the chosen candidates."""
-        values = self._data.read().values
+    def held_out_logits(
+        self, batch: Batch
+    ) -> tuple[Float[Tensor, "problems items levels"], Float[Tensor, "problems items"]]:
+        """Logits of the evaluated splits' inner fits at the chosen candidates, and their rows."""
         searches = self.searches[:-1] or self.searches
         inner = torch.cat(
             [search.inner[pick] for search, pick in zip(searches, self.choose(batch), strict=False)]
         )
-        weights = batch.problems.held_out[inner]
         logits = self._logits(self.parameters_by_problem().take(inner), batch)
+        return logits, batch.problems.held_out[inner]
+
+    def dev_metrics(self, batch: Batch) -> dict[str, float]:
+        """Means over the inner held-out parts of the evaluated splits, at the chosen candidates."""
+        values = self._data.read().values
+        logits, weights = self.held_out_logits(batch)
         raw = batch.logprobs.log_softmax(-1).expand_as(logits)
         metrics: dict[str, float] = {}
         for suffix, z in (("", logits), ("_raw", raw)):

@@ -16,6 +16,7 @@ from scorecal.calibration.methods import (
     strength_scores,
 )
 from scorecal.evaluation.compare import Case, Comparison, find, methods_record, row_of
+from scorecal.evaluation.evidence import score_shares
 from scorecal.functional.correlation import pearson, spearman
 from scorecal.functional.metrics import mean_squared_error
 from scorecal.judging.priors import latent_bias
@@ -93,23 +94,16 @@ def bias_record(table: Table) -> dict[str, list[float]]:
 
 
 def shares_record(comparison: Comparison) -> dict[str, list[float]]:
-    """Gold's share of each label beside mean predicted probabilities (paper 1, figure 4).
-
-    Gold between two labels counts for both by proximity; with several splits the mean over them.
-    """
-    case = comparison.case
-    weights = case.test.double()
-    weights = weights / weights.sum(-1, keepdim=True)
-    shares = {"gold": (weights @ case.truth.target).mean(0).tolist()}
+    """Gold's share of each label on test beside methods' mean probabilities."""
+    case, logits = comparison.case, {}
     for name, temperature in (
         ("raw", "1"), ("vanilla", "0.2"), ("Deb-R", "0.2"), ("Deb-T", "0.2"),
         ("default head", "learned"),
     ):  # fmt: skip
         row = find(comparison.rows, name, temperature)
         if row is not None and row.answers.logits is not None:
-            probs = row.answers.logits.softmax(-1)
-            shares[name] = torch.einsum("pi,pik->pk", weights, probs).mean(0).tolist()
-    return shares
+            logits[name] = row.answers.logits
+    return score_shares(logits, case.truth.target, case.test.double())
 
 
 def excess_record(case: Case) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Raw beside calibrated on the same held-out items, with paired bootstrap intervals."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -147,6 +147,53 @@ def evaluate(
         for method, point in points.items():
             methods[method][metric] = interval(point, samples[method], count)
     return Evaluation(int(used.sum()), methods, _score_rows(fitted, table, made, rows))
+
+
+def held_out_intervals(
+    logits: Float[Tensor, "problems items levels"],
+    rows: Float[Tensor, "problems items"],
+    table: Table,
+    *,
+    seed: int,
+    resamples: int = RESAMPLES,
+) -> dict[str, Interval]:
+    """Spearman and MSE of inner held-out rows, means over the inner folds.
+
+    Groups are drawn once a resample and all folds recomputed; the inner fits are held fixed. Where
+    most resamples leave a fold without a group there is no interval.
+    """
+    used = rows.any(0)
+    logits, rows, table = logits[:, used], rows[:, used], table.rows(used)
+    truth = Truth(table.gold, interpolated_target(table.gold, table.values), table.values)
+    made = Predictions(rankable_score(logits, table.values), logits)
+    groups = numbered_groups(table)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = bootstrap_weights(groups, resamples=resamples, generator=generator)
+    found = {}
+    for metric in ("spearman", "mse"):
+        point = METRICS[metric](made, truth, rows).mean().item()
+        samples = resampled(METRICS[metric], made, truth, rows, drawn)
+        if samples.isnan().sum() > resamples / 2:  # the rest differ too little from each other
+            samples = samples[:0]
+        found[metric] = interval(point, samples, int(groups.max()) + 1)
+    return found
+
+
+def score_shares(
+    logits: Mapping[str, Float[Tensor, "problems items levels"]],
+    target: Float[Tensor, "items levels"],
+    rows: Float[Tensor, "problems items"],
+) -> dict[str, list[float]]:
+    """Gold's share of each label beside mean predicted probabilities (paper 1, figure 4).
+
+    Gold between two labels counts for both by proximity; with several problems the mean over them.
+    """
+    weights = rows / rows.sum(-1, keepdim=True)
+    shares = {"gold": (weights @ target).mean(0).tolist()}
+    for name, predicted in logits.items():
+        mean = torch.einsum("pi,pik->pk", weights, predicted.softmax(-1))
+        shares[name] = mean.mean(0).tolist()
+    return shares
 
 
 def numbered_groups(table: Table) -> Int[Tensor, " items"]:
