@@ -387,7 +387,7 @@ def test_a_study_of_another_space_is_refused(own, command, tmp_path) -> None:
         ('{"fold 9": {"strength": 1}}', "names 'fold 9'"),
         ('{"deploy": {"prior": "none"}}', "must hold numbers"),
         ('{"deploy": {"loss": "huber"}}', "must hold numbers"),
-        ('{"deploy": {"temperature": 0}}', "above 0"),
+        ('{"deploy": {"temperature": 0.0}}', "above 0"),
     ],
 )
 def test_numbers_of_a_split_that_make_no_sense_are_refused(value, says, own, command) -> None:

@@ -152,9 +152,7 @@ def _dimension(key: str, given: Any) -> Dimension:
         names = [str(choice) for choice in given]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"`search.space` lists no or equal choices for `{key}`: {given}.")
-        for choice in given:
-            _refuse_value(key, choice)
-        return Dimension(key, given)
+        return Dimension(key, [_parsed(key, choice) for choice in given])
     ends: list[Any] = [given.get("low"), given.get("high")] if isinstance(given, dict) else []
     step = given.get("step") if isinstance(given, dict) else None
     numbers = [*ends, *([] if step is None else [step])]
@@ -165,19 +163,21 @@ def _dimension(key: str, given: Any) -> Dimension:
             " or a range {low, high, step or log}" if key.rpartition(".")[2] in PER_SPLIT else ""
         )
         raise ValueError(f"`search.space` needs {choices} for `{key}`, got {given!r}.")
-    low, high = ends
-    dimension = Dimension(key, None, low, high, step, bool(given.get("log")))
-    if not dimension.low < dimension.high or (step is not None and not step > 0):
+    log = bool(given.get("log"))
+    if not ends[0] < ends[1] or (step is not None and not step > 0):
         raise ValueError(f"`search.space` has an empty range for `{key}`: {given}.")
-    if dimension.log and (dimension.low <= 0 or step is not None):
+    if log and (ends[0] <= 0 or step is not None):
         raise ValueError(f"a log range lies above 0 and has no step, `{key}` is {given}.")
-    for end in ends:
-        _refuse_value(key, end)
-    return dimension
+    low, high = (_parsed(key, end) for end in ends)
+    return Dimension(key, None, low, high, step, log)
 
 
-def _refuse_value(key: str, value: Any) -> None:
-    """Raise ValueError where an option doesn't take a value."""
+def _parsed(key: str, value: Any) -> Any:
+    """A value as the command line would read it.
+
+    Raises:
+        ValueError: the option doesn't take it.
+    """
     from jsonargparse import ArgumentError, ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False)
@@ -186,12 +186,13 @@ def _refuse_value(key: str, value: Any) -> None:
     for name in reversed(key.split(".")):
         content = {name: content}
     try:
-        parser.parse_object(content).model.head.as_dict()
-        if key.startswith(_HEAD):
-            HeadSettings(**{key.removeprefix(_HEAD): value}).check()
+        parsed = parser.parse_object(content)[key]
     except ArgumentError as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise ValueError(f"`search.space`: `{key}` can't be {value!r}: {reason}") from None
+    if key.startswith(_HEAD):
+        HeadSettings(**{key.removeprefix(_HEAD): parsed}).check()
+    return parsed
 
 
 class Found(NamedTuple):
@@ -574,19 +575,21 @@ class _Search:
         shares: dict[str, list[float]] = {}
         if len(self.dimensions) < 2 or len(complete) < 10:
             return shares
-        for at in range(len(self.settings.metrics)):
-            found = get_param_importances(
-                self.study,
-                evaluator=PedAnovaImportanceEvaluator(),
-                target=functools.partial(_value, at),
-            )
+        for at, metric in enumerate(self.settings.metrics):
+            with warnings.catch_warnings():  # it says each time that it looks at low values
+                warnings.filterwarnings("ignore", message="PedAnova")
+                found = get_param_importances(
+                    self.study,
+                    evaluator=PedAnovaImportanceEvaluator(),
+                    target=functools.partial(_cost, -1.0 if metric in HIGHER else 1.0, at),
+                )
             for key, share in found.items():
                 shares.setdefault(key, []).append(float(share))
         return shares
 
 
-def _value(at: int, trial: "optuna.trial.FrozenTrial") -> float:
-    return float(trial.values[at])
+def _cost(sign: float, at: int, trial: "optuna.trial.FrozenTrial") -> float:
+    return sign * float(trial.values[at])
 
 
 def _pruner(kind: str) -> Any:

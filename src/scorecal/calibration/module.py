@@ -168,7 +168,7 @@ class Calibration(LightningModule):
 
     def _objectives(
         self, batch: Batch, stage: Loss | None = None
-    ) -> list[tuple[Int[Tensor, " problems"], Objective]]:
+    ) -> list[tuple[Int[Tensor, "..."], Objective]]:
         """The problems of each loss, and their objective under it, or under that of a stage."""
         rows, found = self._rows(batch), []
         for loss in dict.fromkeys(self.losses):
@@ -215,7 +215,7 @@ class Calibration(LightningModule):
             self._gradient_step(objectives)
         self._log_training(objectives)
 
-    def _log_training(self, objectives: list[tuple[Int[Tensor, " problems"], Objective]]) -> None:
+    def _log_training(self, objectives: list[tuple[Int[Tensor, "..."], Objective]]) -> None:
         """The objective of each split's first candidate, by loss."""
         shown = torch.stack([search.full[0] for search in self.searches])
         natural = self._natural().detach()
@@ -226,7 +226,7 @@ class Calibration(LightningModule):
                 self.log(f"train/{objective.loss}", torch.cat(figures).mean().float(),
                          on_step=False, on_epoch=True, batch_size=1)  # fmt: skip
 
-    def _gradient_step(self, objectives: list[tuple[Int[Tensor, " problems"], Objective]]) -> None:
+    def _gradient_step(self, objectives: list[tuple[Int[Tensor, "..."], Objective]]) -> None:
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
 
