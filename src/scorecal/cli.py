@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from scorecal.calibration.data import ScoreData
 from scorecal.calibration.fitted import Fitted, score_interval
 from scorecal.calibration.module import Calibration
-from scorecal.commands import NamedConfigFile, run_compare
+from scorecal.commands import NamedConfigFile, run_compare, run_report
 from scorecal.evaluation.evidence import Evaluation, evaluate
 from scorecal.evaluation.summary import text, write_run
 from scorecal.functional.scaling import expected_score
@@ -29,6 +29,7 @@ from scorecal.judging.elicit import Interrupted, refuse_other_identity
 from scorecal.judging.records import check_suffix, replacing, write_records
 from scorecal.scale import Scale
 
+_SEVERAL = {"compare": run_compare, "report": run_report}  # they take several configs or runs
 _SAVED = ("seed_everything", "evaluate_test", "model", "data", "trainer")
 
 
@@ -318,8 +319,9 @@ def main(arguments: list[str] | None = None) -> None:
         given.remove("--debug")
     _quiet()
     try:
-        if (typed := given[1:] if arguments is None else given)[:1] == ["compare"]:
-            run_compare(typed[1:])
+        typed = given[1:] if arguments is None else given
+        if typed and typed[0] in _SEVERAL:
+            _SEVERAL[typed[0]](typed[1:])
             return
         ScoreCLI(
             Calibration,

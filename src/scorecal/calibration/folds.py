@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from scorecal.calibration.head import RIDGE, HeadSettings, Problems
@@ -244,11 +244,23 @@ def make_problems(
         name: torch.tensor([getattr(fit, name) for fit in fits], dtype=torch.float64)
         for name in _Candidate._fields
     }
-    train = torch.stack(trains).double()
+    train, held_out = torch.stack(trains).double(), torch.stack(held_outs).double()
+    return with_own_terms(table, settings, seed, train, held_out, settled), searches
+
+
+def with_own_terms(
+    table: Table,
+    settings: HeadSettings,
+    seed: int,
+    train: Float[Tensor, "problems items"],
+    held_out: Float[Tensor, "problems items"],
+    settled: dict[str, Float[Tensor, " problems"]],
+) -> Problems:
+    """Problems whose prior B and centre come from their own train rows."""
     share = train / train.sum(-1, keepdim=True).clamp(min=1)
     return Problems(
         train=train,
-        held_out=torch.stack(held_outs).double(),
+        held_out=held_out,
         prior=prior_term(
             settings.prior,
             table.evidence,
@@ -260,7 +272,7 @@ def make_problems(
         ),
         centre=share @ table.logprobs.log_softmax(-1),
         **settled,
-    ), searches
+    )
 
 
 def _inner_parts(
