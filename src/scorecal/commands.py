@@ -24,13 +24,8 @@ from scorecal.evaluation.evidence import RESAMPLES
 from scorecal.evaluation.learning import learning_record
 from scorecal.evaluation.page import written
 from scorecal.evaluation.presentation import draw, tables
-from scorecal.evaluation.report import (
-    Run,
-    comparison_part,
-    read_results,
-    run_part,
-    runs_part,
-)
+from scorecal.evaluation.report import comparison_part, run_part, runs_part
+from scorecal.evaluation.runs import Run, read_results
 from scorecal.judging.elicit import STORES, refuse_other_identity
 from scorecal.judging.records import read_records, replacing
 from scorecal.judging.store import Store
@@ -346,8 +341,8 @@ def _read_run(folder: Path, *, show_text: bool) -> Run:
     assert data.assistant_logprobs is not None
     command = config.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
     return Run(
-        str(folder), command, results, fitted, data.task, table, data.assistant_logprobs,
-        data.folds, model.settings, model.loss, texts,
+        str(folder), command, results, fitted, data.task, data.path, table,
+        data.assistant_logprobs, data.folds, model.settings, model.loss, texts,
     )  # fmt: skip
 
 
@@ -356,9 +351,12 @@ def _store_of(data: ScoreData, fitted: Fitted, run: Path) -> str:
     folders = [Path(data.store)] if data.store else sorted(STORES.glob(f"{data.task.name}-*"))
     for folder in folders:
         store = Store(folder)
-        if store.is_complete and store.manifest()["identity"] == fitted.identity:
-            if set(fitted.ids) <= set(store.items()["id"].to_pylist()):
-                return str(folder)
+        if (
+            store.is_complete
+            and store.manifest()["identity"] == fitted.identity
+            and set(fitted.ids) <= set(store.items()["id"].to_pylist())
+        ):
+            return str(folder)
     raise ValueError(
         f"the store of run {str(run)!r} is not in {str(folders[0] if data.store else STORES)!r}. "
         "Run `report` in the folder in which `fit` ran, or fit again."

@@ -277,24 +277,30 @@ def density_figure(
 ) -> "matplotlib.figure.Figure":
     """How many items have which gold (x) and predicted score (y): (gold, predicted) a panel."""
     from matplotlib.colors import ListedColormap, PowerNorm, to_rgba
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
     # Opacity counts, so that an empty cell is whatever the page is.
     shades = ListedColormap([to_rgba(_COLOURS[2], step / 255) for step in range(256)])
     figure, axes = _panels(panels, height=3.3)
+    most = 0
     for axis, (gold, predicted) in zip(axes, panels.values(), strict=True):
-        *_, cells = axis.hist2d(
+        counts, *_ = axis.hist2d(
             *(list(gold), list(predicted)),
             bins=_CELLS, range=[[low, high], [low, high]], cmin=1, cmap=shades,
             norm=PowerNorm(0.5, vmin=0), antialiased=False, linewidth=0,
         )  # fmt: skip
-        axis.plot([low, high], [low, high], color=_GREY, linestyle="--", linewidth=1,
-                  label="predicted = gold")  # fmt: skip
+        most = max([most, *(int(count) for count in counts.flat if count == count)])
+        axis.plot([low, high], [low, high], color=_GREY, linestyle="--", linewidth=1)
         axis.set_aspect("equal")
-        bar = figure.colorbar(cells, ax=axis, shrink=0.8)
-        bar.set_label("Items in a cell")
-        bar.outline.set_visible(False)
+    for axis in axes:
+        axis.collections[0].set_clim(0, most)
     _describe_axes(axes, "Gold score", "Expected score")
-    return _finish(figure, axes, title)
+    handles = {
+        "predicted = gold": Line2D([], [], color=_GREY, linestyle="--", linewidth=1),
+        f"{most} items in a cell": Patch(color=_COLOURS[2]),
+    }
+    return _finish(figure, axes, title, handles)
 
 
 @_style()

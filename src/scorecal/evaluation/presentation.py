@@ -1,7 +1,7 @@
 """A comparison on paper: tables and figures of its records."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
