@@ -313,11 +313,12 @@ def bias_figure(
         axis.axhline(0, color="#444444", linewidth=0.7)
         for place, triple in enumerate(intervals):
             estimate, *ends = _finite(triple)
-            axis.plot([place, place], ends, color=_COLOURS[2])
-            axis.plot([place], [estimate], color=_COLOURS[2], marker="o", zorder=3)
+            axis.plot([place, place], ends, color=_COLOURS[2], label="95 % interval")
+            axis.plot([place], [estimate], color=_COLOURS[2], linestyle="", marker="o",
+                      zorder=3, label="bias b")  # fmt: skip
         _label_axis(axis, labels)
-    _describe_axes(axes, "Score label", "Bias b (nats), with 95 % interval")
-    return _finish(figure, axes, title, {})
+    _describe_axes(axes, "Score label", "Bias b (nats)")
+    return _finish(figure, axes, title)
 
 
 @_style()

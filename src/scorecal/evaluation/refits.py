@@ -62,7 +62,7 @@ def learned(
     heads = fit_problems(problems, settings, rows, loss)
 
     def of(estimate: Tensor, samples: Tensor) -> Interval:
-        moved = samples if samples.std() > 0 else samples[:0]
+        moved = samples if (samples != samples[0]).any() else samples[:0]
         return interval(estimate.item(), moved, int(groups.max()) + 1)
 
     return Learned(

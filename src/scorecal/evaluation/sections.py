@@ -31,15 +31,15 @@ def shown_interval(figure: Interval, sign: str = "") -> str:
 
 def verdict_section(run: Run) -> list[Block]:
     """The verdict in two sentences, and the data that it is about."""
-    ranking, *others = verdict(run.evaluation)
+    said = verdict(run.evaluation)
     items, data = f"{run.results['items']:,} test items", run.results["data"]
     folds = len(run.fitted.evaluated)
     source = f"{folds} folds of " if folds > 1 else ""
     return [
         f"What calibration changed on {items} of {source}{data['table']}, fitted on "
         f"{_dev_items(run)} scored dev items:",
-        Verdict([ranking, *others[:1]]),
-        " ".join(others[1:]),
+        Verdict(said[:2]),
+        *([" ".join(said[2:])] if said[2:] else []),
     ]
 
 
@@ -148,7 +148,7 @@ def scores_section(run: Run, comparison: Comparison, prefix: str) -> list[Block]
 def learned_section(run: Run, prefix: str) -> list[Block]:
     """λ, T, α and b of the head for new items, with the intervals of `refits`."""
     blocks: list[Block] = [Heading(2, "What was learned")]
-    found: Learned = learned(
+    found = learned(
         run.fitted, run.table, run.assistant, run.settings, run.loss, seed=run.results["seed"]
     )
     names = {"strength": "strength λ", "temperature": "temperature T", "contrast": "contrast α"}
