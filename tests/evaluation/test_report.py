@@ -80,11 +80,11 @@ class Page(HTMLParser):
         self.tags, self.attributes, self.words = Counter(), [], []
         self.feed(text)
 
-    def handle_starttag(self, tag, attrs):
+    def handle_starttag(self, tag, attrs):  # noqa: D102
         self.tags[tag] += 1
         self.attributes += [(tag, *pair) for pair in attrs]
 
-    def handle_data(self, data):
+    def handle_data(self, data):  # noqa: D102
         self.words.append(data)
 
 
