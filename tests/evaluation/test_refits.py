@@ -67,6 +67,12 @@ def test_what_is_not_learned_has_no_interval():
     assert math.isnan(found.temperature.low)
 
 
+def test_without_refits_there_are_estimates_alone():
+    fitted, found = refitted(HeadSettings(), refits=0)
+    assert found.strength.estimate == fitted.heads.strength.item()
+    assert all(math.isnan(figure.low) for figure in (found.strength, *found.bias))
+
+
 def test_an_assistant_and_m_are_refitted_too():
     settings = HeadSettings(learn=["strength", "bias", "mixing", "contrast"], ridge_mixing=10.0)
     _, found = refitted(settings, assistant=make_assistant(TABLE))

@@ -46,8 +46,9 @@ def learned(
     one = fitted.heads.take(torch.tensor([fitted.deploy]))
     dev = fitted.train[fitted.deploy]
     groups = numbered_groups(table.rows(dev))
-    train = torch.zeros(refits, len(table.ids), dtype=torch.float64)
-    train[:, dev] = bootstrap_weights(
+    train = torch.zeros(1 + refits, len(table.ids), dtype=torch.float64)
+    train[0] = dev.double()
+    train[1:, dev] = bootstrap_weights(
         groups, resamples=refits, generator=torch.Generator().manual_seed(seed)
     )
     held = dict(zip(("ridge_bias", "ridge_mixing"), fitted.ridges[fitted.deploy], strict=True))
@@ -55,14 +56,16 @@ def learned(
         # What isn't learned was given, or chosen on dev; what is starts from the settings.
         start = torch.tensor(getattr(settings, name), dtype=torch.float64)
         held[name] = start if name in settings.learn else getattr(one, name)[0]
-    settled = {name: value.expand(refits) for name, value in held.items()}
+    settled = {name: value.expand(len(train)) for name, value in held.items()}
     nothing = train.new_zeros(train.shape)
     problems = with_own_terms(table, settings, seed, train, nothing, settled)
     rows = Rows(table.logprobs, assistant, table.gold, table.values)
-    heads = fit_problems(problems, settings, rows, loss)
+    # From the solution of all of dev a resample's is a few steps away.
+    heads = fit_problems(problems, settings, rows, loss, torch.zeros(len(train), dtype=torch.long))
+    heads = heads.take(torch.arange(1, len(train)))
 
     def of(estimate: Tensor, samples: Tensor) -> Interval:
-        moved = samples if (samples != samples[0]).any() else samples[:0]
+        moved = samples if len(samples.unique()) > 1 else samples[:0]
         return interval(estimate.item(), moved, int(groups.max()) + 1)
 
     return Learned(

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from scorecal.calibration.methods import MOST_MIXED
 from scorecal.evaluation import figures
 from scorecal.evaluation.blocks import Block, Drawing, Grid, Heading, Verdict
 from scorecal.evaluation.compare import Comparison
@@ -148,9 +149,11 @@ def scores_section(run: Run, comparison: Comparison, prefix: str) -> list[Block]
 def learned_section(run: Run, prefix: str) -> list[Block]:
     """λ, T, α and b of the head for new items, with the intervals of `refits`."""
     blocks: list[Block] = [Heading(2, "What was learned")]
+    few = len(run.table.labels) <= MOST_MIXED
     found = learned(
-        run.fitted, run.table, run.assistant, run.settings, run.loss, seed=run.results["seed"]
-    )
+        run.fitted, run.table, run.assistant, run.settings, run.loss,
+        seed=run.results["seed"], refits=REFITS if few else 0,
+    )  # fmt: skip
     names = {"strength": "strength λ", "temperature": "temperature T", "contrast": "contrast α"}
     rows = []
     for name, shown in names.items():
@@ -166,9 +169,15 @@ def learned_section(run: Run, prefix: str) -> list[Block]:
     )
     caption = (
         f"z = (l̂ + b) / T, with the prior `{head['prior']}` as B: a label with b above 0 is "
-        f"raised. Intervals are 95 %, from {REFITS} resamples of dev by group, each refitted with "
-        "the ridges held; the head is the one for new items."
+        "raised. The head is the one for new items. "
     )
+    if few:
+        caption += (
+            f"Intervals are 95 %, from {REFITS} resamples of dev by group, each refitted with the "
+            "ridges held."
+        )
+    else:
+        caption += f"No intervals: with more than {MOST_MIXED} labels the refits take too long."
     if "mixing" in head:
         caption += " M, which mixes the labels, is in head.json."
     alt = f"Bias of each label: {_listed(labels, cells)}"
