@@ -250,10 +250,13 @@ def moved_section(run: Run, comparison: Comparison) -> list[Block]:
         cells = [run.table.gold[item], raw[item], calibrated[item]]
         change = calibrated[item] - raw[item]
         rows.append([key, *(f"{cell:.2f}" for cell in cells), f"{change:+.2f}"])
-        if run.texts:
-            rows[-1].append(run.texts.get(key, "–"))
-    header = ["item", "gold", "raw", "calibrated", "change", *(["text"] if run.texts else [])]
-    return [Heading(2, "The items that moved most"), Grid(header, rows)]
+    header = ["item", "gold", "raw", "calibrated", "change"]
+    blocks: list[Block] = [Heading(2, "The items that moved most"), Grid(header, rows)]
+    if run.texts:
+        blocks.append(
+            Grid(["item", "text"], [[row[0], run.texts.get(row[0], "–")] for row in rows])
+        )
+    return blocks
 
 
 def identity_section(run: Run) -> list[Block]:
