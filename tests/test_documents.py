@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from scorecal.commands import compare_parser, read_data
+from scorecal.commands import compare_parser, read_data, report_parser
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -27,6 +27,9 @@ def test_a_documented_command_is_understood(line: str, command) -> None:
     if arguments[0] == "compare":  # no single config to print
         for config in compare_parser().parse_args(arguments[1:]).config:
             assert read_data(config).task.name
+        return
+    if arguments[0] == "report":  # nor any
+        assert report_parser().parse_args(arguments[1:]).runs
         return
     finished = command(*arguments, "--print_config")
     assert finished.status == 0, finished.err

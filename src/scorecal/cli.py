@@ -24,7 +24,7 @@ from scorecal import tracking
 from scorecal.calibration.data import ScoreData
 from scorecal.calibration.fitted import Fitted, score_interval
 from scorecal.calibration.module import Calibration
-from scorecal.commands import NamedConfigFile, run_compare
+from scorecal.commands import NamedConfigFile, run_compare, run_report
 from scorecal.evaluation.evidence import (
     Evaluation,
     evaluate,
@@ -41,6 +41,7 @@ from scorecal.judging.records import check_suffix, replacing, write_records
 from scorecal.scale import Scale
 from scorecal.study import Found, SearchSettings, run_study, study_text
 
+_SEVERAL = {"compare": run_compare, "report": run_report}  # they take several configs or runs
 _SAVED = ("seed_everything", "evaluate_test", "model", "data", "trainer")
 
 
@@ -461,8 +462,9 @@ def main(arguments: list[str] | None = None) -> None:
         given.remove("--debug")
     _quiet()
     try:
-        if (typed := given[1:] if arguments is None else given)[:1] == ["compare"]:
-            run_compare(typed[1:])
+        typed = given[1:] if arguments is None else given
+        if typed and typed[0] in _SEVERAL:
+            _SEVERAL[typed[0]](typed[1:])
             return
         run_cli(arguments)
         return

@@ -1,4 +1,4 @@
-"""Commands that take several configs, so that LightningCLI would be in the way: compare."""
+"""Commands that take several configs or runs, so that LightningCLI would be in the way."""
 
 import contextlib
 import json
@@ -15,13 +15,21 @@ from jsonargparse import ActionConfigFile, ArgumentParser
 
 from scorecal import resources
 from scorecal.calibration.data import ScoreData
+from scorecal.calibration.fitted import Fitted
+from scorecal.calibration.module import Calibration
+from scorecal.evaluation.blocks import markdown
 from scorecal.evaluation.compare import Case, compare
 from scorecal.evaluation.diagnosis import case_record
 from scorecal.evaluation.evidence import RESAMPLES
 from scorecal.evaluation.learning import learning_record
-from scorecal.evaluation.presentation import draw, tables_text
-from scorecal.judging.records import replacing
+from scorecal.evaluation.page import written
+from scorecal.evaluation.presentation import draw, tables
+from scorecal.evaluation.report import comparison_part, run_part, runs_part
+from scorecal.evaluation.runs import Run, read_results
+from scorecal.judging.elicit import STORES, refuse_other_identity
+from scorecal.judging.records import read_records, replacing
 from scorecal.judging.store import Store
+from scorecal.judging.task import load_items
 
 _SECTIONS = {
     "model", "model.head", "data", "data.task", "data.folds", "data.assistant", "trainer",
@@ -143,7 +151,7 @@ def _write(
     folder: Path, tasks: dict[str, list[dict[str, Any]]], about: dict[str, Any]
 ) -> list[Path]:
     texts = {
-        "tables.md": tables_text(tasks, about),
+        "tables.md": markdown(tables(tasks, about)),
         "tables.json": json.dumps(_without_nan({**about, "tasks": tasks}), indent=1) + "\n",
     }
     for name, text in texts.items():
@@ -222,14 +230,147 @@ def _cases(configs: list[str], tables: list[str], seed: int) -> list[Case]:
     return cases
 
 
-def read_data(config: str) -> ScoreData:
-    """The data that a config describes; its model and trainer are not looked at."""
+def _config_parser() -> ArgumentParser:
+    """Arguments of a config, without its model."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--config", action=NamedConfigFile)
     parser.add_argument("--seed_everything", type=Any)
     parser.add_argument("--evaluate_test", type=Any)
-    parser.add_argument("--model", type=Any)
     parser.add_argument("--trainer", type=Any)
     parser.add_class_arguments(ScoreData, "data")
-    parsed = parser.parse_args(["--config", config])
-    return parser.instantiate_classes(parsed).data
+    return parser
+
+
+def read_data(config: str) -> ScoreData:
+    """The data that a config describes; its model and trainer are not looked at."""
+    parser = _config_parser()
+    parser.add_argument("--model", type=Any)
+    return parser.instantiate_classes(parser.parse_args(["--config", config])).data
+
+
+def _read_run_config(config: str) -> tuple[ScoreData, Calibration]:
+    """The data and the model that a run's config describes."""
+    parser = _config_parser()
+    parser.add_class_arguments(Calibration, "model")
+    made = parser.instantiate_classes(parser.parse_args(["--config", config]))
+    return made.data, made.model
+
+
+# report
+
+
+def report_parser() -> ArgumentParser:
+    """Arguments of `report`."""
+    parser = ArgumentParser(
+        prog="report", exit_on_error=False, description="Runs and comparisons as one page."
+    )
+    parser.add_argument(
+        "--runs", nargs="+", action="extend", required=True, type=str,
+        help="Folders that `fit` or `compare` wrote.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--output", type=str, default="", help="Folder of the page; default: report/ in the first."
+    )
+    parser.add_argument(
+        "--show_text", type=bool, default=False,
+        help="Show the text of the items that moved most, from the local data file.",
+    )  # fmt: skip
+    return parser
+
+
+def run_report(arguments: list[str]) -> None:
+    """Write `report.html`, `report.md` and the figures of runs and comparisons."""
+    given = report_parser().parse_args(arguments)
+    folders = [Path(name) for name in given.runs]
+    for folder in folders:
+        if [other.resolve() for other in folders].count(folder.resolve()) > 1:
+            raise ValueError(f"folder {str(folder)!r} is named twice. Take one out of `--runs`.")
+    output = Path(given.output) if given.output else folders[0] / "report"
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"`--output` {given.output!r} is no folder. Name one.")
+    runs, parts = [], []
+    for number, folder in enumerate(folders, 1):
+        prefix = f"{number}_" if len(folders) > 1 else ""
+        sys.stderr.write(f"{folder}\n")
+        if (folder / "tables.json").is_file():
+            parts.append(comparison_part(folder, prefix))
+        elif (folder / "results.json").is_file():
+            runs.append(_read_run(folder, show_text=given.show_text))
+            parts.append(run_part(runs[-1], prefix))
+        else:
+            raise ValueError(
+                f"{str(folder)!r} holds neither the results.json of `fit` nor the tables.json of "
+                "`compare`. Name a folder that one of them wrote."
+            )
+    if len(runs) > 1:
+        parts.insert(0, runs_part(runs))
+    typed = "python -m train report " + shlex.join(arguments)
+    about = f"Written by scorecal {version('scorecal')}: `{typed}`"
+    print("\n".join(map(str, written(output, "Calibration report", parts, about))))
+
+
+def _read_run(folder: Path, *, show_text: bool) -> Run:
+    """A run with its data read again, its judge not asked again.
+
+    Raises:
+        ValueError: a file of the run is missing, or its data can't be found or has changed.
+    """
+    results = read_results(folder)
+    config = folder / "config.yaml"
+    for path in (config, folder / "last.ckpt"):
+        if not path.is_file():
+            raise ValueError(f"run {str(folder)!r} has no {path.name}. Name a folder of `fit`.")
+    fitted = Fitted.from_checkpoint(str(folder / "last.ckpt"))
+    data, model = _read_run_config(str(config))
+    texts = _texts(data, folder) if show_text else {}
+    if data.named_judge() is not None:
+        data.use_table(_store_of(data, fitted, folder))
+    data.setup("fit")
+    table = data.read()
+    refuse_other_identity(f"run {str(folder)!r}", fitted.identity, table.identity)
+    if table.ids != fitted.ids:
+        raise ValueError(
+            f"the items of {table.name!r} are not those that run {str(folder)!r} was fitted on. "
+            "Fit again."
+        )
+    gold = dict(zip(table.ids, table.gold.tolist(), strict=True))
+    for row in read_records(folder / "scores.parquet"):
+        if gold[row["id"]] != row["gold"]:
+            raise ValueError(
+                f"item {row['id']!r} of {table.name!r} has the gold score {gold[row['id']]:g}, but "
+                f"run {str(folder)!r} was evaluated on {row['gold']:g}. Fit again."
+            )
+    assert data.assistant_logprobs is not None
+    command = config.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    return Run(
+        str(folder), command, results, fitted, data.task, data.path, table,
+        data.assistant_logprobs, data.folds, model.settings, model.loss, texts,
+    )  # fmt: skip
+
+
+def _store_of(data: ScoreData, fitted: Fitted, run: Path) -> str:
+    """The store that a run's judge filled."""
+    folders = [Path(data.store)] if data.store else sorted(STORES.glob(f"{data.task.name}-*"))
+    for folder in folders:
+        store = Store(folder)
+        if (
+            store.is_complete
+            and store.manifest()["identity"] == fitted.identity
+            and set(fitted.ids) <= set(store.items()["id"].to_pylist())
+        ):
+            return str(folder)
+    raise ValueError(
+        f"the store of run {str(run)!r} is not in {str(folders[0] if data.store else STORES)!r}. "
+        "Run `report` in the folder in which `fit` ran, or fit again."
+    )
+
+
+def _texts(data: ScoreData, run: Path) -> dict[str, str]:
+    """Each item's text by its id, from a local file only."""
+    task = data.task
+    if not data.path and resources.find("configs", task.source, Path.exists) is None:
+        raise ValueError(
+            f"run {str(run)!r} names no local data file whose text could be shown. "
+            "Leave `--show_text` out, or fit with `--data.path`."
+        )
+    return {item.id: " · ".join(item.fields.values()) for item in load_items(task, data.path)}

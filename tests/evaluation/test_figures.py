@@ -1,4 +1,5 @@
 import math
+import re
 import sys
 import xml.etree.ElementTree
 
@@ -20,6 +21,18 @@ STRENGTH = StrengthCurve([0.1, 0.2, 0.3], [0.4, 0.6, 0.5], [0.3, 0.35, 0.2], 0.2
 
 def latent_bias(panels):
     return figures.latent_bias_figure(panels, LABELS, title="Latent bias")
+
+
+def number_bias(panels):
+    return figures.number_bias_figure(panels, LABELS, title="Number bias")
+
+
+def density(panels):
+    return figures.density_figure(panels, title="Density", low=0.0, high=2.0)
+
+
+def bias(panels):
+    return figures.bias_figure(panels, LABELS, title="Bias")
 
 
 def score_share(panels):
@@ -44,6 +57,9 @@ def learning_curve(panels):
 
 DATA = {
     latent_bias: {"Deb-R, 10 prompts": PROBS, "Deb-T, 100 prompts": SHARES},
+    number_bias: {"Deb-R": PROBS, "Deb-T": SHARES},
+    density: ([0.0, 1.0, 1.0, 2.0], [0.4, 1.0, 1.0, 1.6]),
+    bias: [(0.1, -0.1, 0.3), (-0.2, -0.4, 0.0), (0.0, -0.1, 0.1)],
     score_share: {"gold": SHARES, "raw": PROBS},
     excess: Excess([0.5, -0.2, 0.1], [-0.3, 0.4, 0.1], -0.91),
     strength: {"Deb-R": STRENGTH, "Deb-T": STRENGTH},
@@ -52,6 +68,9 @@ DATA = {
 }
 MISSING = {
     latent_bias: {"Deb-R, 10 prompts": [NAN, NAN, NAN], "Deb-T, 10 prompts": [0.5, NAN, 0.5]},
+    number_bias: {"Deb-R": [NAN, NAN, NAN], "Deb-T": [0.5, NAN, 0.5]},
+    density: ([0.0, NAN], [NAN, NAN]),
+    bias: [(0.1, NAN, NAN), (NAN, NAN, NAN), (0.0, -0.1, 0.1)],
     score_share: {"gold": [NAN, NAN, NAN], "raw": [NAN, 1.0, NAN]},
     excess: Excess([NAN, NAN, NAN], [math.inf, -math.inf, NAN], NAN),
     strength: {
@@ -134,6 +153,51 @@ def test_gold_shares_are_bars_and_methods_lines():
     assert [bar.get_height() for bar in axis.patches] == SHARES
     assert lines(axis) == {"raw": ([0, 1, 2], PROBS)}
     assert legend(figure) == ["gold", "raw"]
+
+
+def test_number_bias_has_a_bar_of_each_source_beside_the_other_and_the_uniform_line():
+    figure = number_bias({"judge": DATA[number_bias]})
+    axis = figure.axes[0]
+    bars = [(bar.get_x(), bar.get_height()) for bar in axis.patches]
+    assert [height for _, height in bars] == [*PROBS, *SHARES]
+    assert [x for x, _ in bars] == pytest.approx([-0.4, 0.6, 1.6, 0.0, 1.0, 2.0])
+    assert lines(axis)["uniform"][1] == [1 / 3, 1 / 3]
+    assert legend(figure) == ["Deb-R", "Deb-T", "uniform"]
+
+
+def test_density_counts_items_in_cells_and_all_panels_share_the_shades():
+    more = ([1.0] * 5, [1.0] * 5)
+    figure = density({"judge": DATA[density], "other": more})
+    cells = [axis.collections[0] for axis in figure.axes]
+    counts = [sorted(mesh.get_array().compressed()) for mesh in cells]
+    assert counts == [[1, 1, 2], [5]]
+    assert [mesh.get_clim() for mesh in cells] == [(0, 5), (0, 5)]
+    [identity] = figure.axes[0].lines
+    assert (list(identity.get_xdata()), list(identity.get_ydata())) == ([0, 2], [0, 2])
+    assert legend(figure) == ["predicted = gold", "5 items in a cell"]
+
+
+def test_biases_are_dots_with_intervals_about_zero():
+    axis = bias({"judge": DATA[bias]}).axes[0]
+    zero, *others = axis.lines
+    assert list(zero.get_ydata()) == [0, 0]
+    drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in others]
+    assert drawn[:2] == [([0, 0], [-0.1, 0.3]), ([0], [0.1])]
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == LABELS
+
+
+@each_figure
+def test_a_figure_in_a_page_takes_its_colours_and_needs_nothing_else(draw):
+    svg = figures.inline_svg(draw({"judge <b>": DATA[draw]}), "one")
+    root = xml.etree.ElementTree.fromstring(svg)
+    assert root.tag == "svg"
+    ids = [element.get("id") for element in root.iter() if element.get("id")]
+    assert all(name.startswith("one-") for name in ids)
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg))
+    assert used <= set(ids)
+    assert not re.search(r"http|#000000|#444444|#ffffff|DejaVu|<image", svg)
+    assert "currentColor" in svg
+    assert "judge &lt;b&gt;" in svg
 
 
 def test_excess_shows_both_series_and_their_correlation():

@@ -104,7 +104,7 @@ def held_out_losses(
         logits = head_logits(
             heads.take(index), mine.logprobs, mine.assistant, temperature_on=temperature_on
         )
-        if by in ("spearman", "pearson"):
+        if by == "spearman" or by == "pearson":
             correlation = spearman if by == "spearman" else pearson
             losses[index] = -correlation(rankable_score(logits, rows.values), mine.gold, weights)
         else:

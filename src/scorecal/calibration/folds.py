@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from scorecal.calibration.head import RIDGE, HeadSettings, Problems
@@ -222,54 +222,66 @@ def make_problems(
     With `choices_only` there are no inner folds where there is nothing to choose. Settings of
     single splits may differ in numbers from the others'.
     """
-    trains: list[Tensor] = []
-    held_outs: list[Tensor] = []
-    priors: list[Tensor] = []
-    fits: list[_Candidate] = []
+    parts: list[Problems] = []
     searches = []
     at = 0
     for split in splits:
         own = (per_split or {}).get(split.name, settings)
         grid = candidates(own, select)
         if choices_only and len(grid) == 1:
-            parts, inner_trains = [], []
+            held_out, inner_trains = [], []
         elif settings.learn:
-            parts = _inner_parts(table, split.dev, folds, len(grid), seed)
-            inner_trains = [split.dev & ~part for part in parts]
+            held_out = _inner_parts(table, split.dev, folds, len(grid), seed)
+            inner_trains = [split.dev & ~part for part in held_out]
         else:  # nothing is fitted, so all of dev may judge a fixed value
-            parts, inner_trains = [split.dev], [split.dev]
-        inner, full = [], []
+            held_out, inner_trains = [split.dev], [split.dev]
+        inner, full, fits = [], [], []
         for candidate in grid:
-            inner.append(list(range(at, at + len(parts))))
-            full.append(at + len(parts))
-            at += len(parts) + 1
-            trains += [*inner_trains, split.dev]
-            held_outs += [*parts, split.test]
-            fits += [candidate] * (len(parts) + 1)
+            inner.append(list(range(at, at + len(held_out))))
+            full.append(at + len(held_out))
+            at += len(held_out) + 1
+            fits += [candidate] * (len(held_out) + 1)
         searches.append(Search(split, torch.tensor(inner, dtype=torch.long), torch.tensor(full)))
-        term = prior_term(
-            own.prior,
-            table.evidence,
-            table.logprobs,
-            torch.stack(trains[int(searches[-1].full[0]) - len(parts) :]).double(),
-            prompts=own.prior_prompts,
-            temperature=own.prior_temperature,
-            seed=seed,
-        )
-        priors.append(term)
-    settled = {
-        name: torch.tensor([getattr(fit, name) for fit in fits], dtype=torch.float64)
-        for name in _Candidate._fields
-    }
-    train = torch.stack(trains).double()
+        settled = {
+            name: torch.tensor([getattr(fit, name) for fit in fits], dtype=torch.float64)
+            for name in NUMERIC
+        }
+        parts.append(
+            with_own_terms(
+                table, own, seed,
+                torch.stack([*inner_trains, split.dev] * len(grid)).double(),
+                torch.stack([*held_out, split.test] * len(grid)).double(),
+                settled,
+            )
+        )  # fmt: skip
+    return Problems(*(torch.cat(values) for values in zip(*parts, strict=True))), searches
+
+
+def with_own_terms(
+    table: Table,
+    settings: HeadSettings,
+    seed: int,
+    train: Float[Tensor, "problems items"],
+    held_out: Float[Tensor, "problems items"],
+    settled: dict[str, Float[Tensor, " problems"]],
+) -> Problems:
+    """Problems whose prior B and centre come from their own train rows."""
     share = train / train.sum(-1, keepdim=True).clamp(min=1)
     return Problems(
         train=train,
-        held_out=torch.stack(held_outs).double(),
-        prior=torch.cat(priors),
+        held_out=held_out,
+        prior=prior_term(
+            settings.prior,
+            table.evidence,
+            table.logprobs,
+            train,
+            prompts=settings.prior_prompts,
+            temperature=settings.prior_temperature,
+            seed=seed,
+        ),
         centre=share @ table.logprobs.log_softmax(-1),
         **settled,
-    ), searches
+    )
 
 
 def _inner_parts(

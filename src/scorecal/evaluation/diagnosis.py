@@ -98,7 +98,7 @@ def shares_record(comparison: Comparison) -> dict[str, list[float]]:
     case, logits = comparison.case, {}
     for name, temperature in (
         ("raw", "1"), ("vanilla", "0.2"), ("Deb-R", "0.2"), ("Deb-T", "0.2"),
-        ("default head", "learned"),
+        ("default head", "learned"), ("calibrated", "learned"),
     ):  # fmt: skip
         row = find(comparison.rows, name, temperature)
         if row is not None and row.answers.logits is not None:
@@ -136,7 +136,7 @@ def reliability_record(comparison: Comparison) -> dict[str, list[list[float]]]:
     gold = case.table.gold.expand(case.test.shape)[case.test]
     for name, temperature in (
         ("raw", "1"), ("vanilla", "0.2"), ("Deb-T", "0.2"), ("default head", "learned"),
-        ("auto", "learned"),
+        ("auto", "learned"), ("calibrated", "learned"),
     ):  # fmt: skip
         row = find(comparison.rows, name, temperature)
         if row is None:
@@ -172,6 +172,7 @@ def mass_record(comparison: Comparison) -> list[dict[str, Any]]:
         }
         for label, temperature in (
             ("raw", "1"), ("vanilla", "0.2"), ("Deb-T", "0.2"), ("default head", "learned"),
+            ("calibrated", "learned"),
         ):  # fmt: skip
             row = find(comparison.rows, label, temperature)
             if row is not None:

@@ -69,6 +69,7 @@ METRICS: dict[str, Metric] = {
         made.score, truth.gold, weights, truth.values
     ),
 }
+_METHODS = ("raw", "calibrated", "gain", "constant", "reference")
 POINT_ONLY = ("kendall",)  # quadratic in the items
 
 
@@ -79,6 +80,20 @@ class Evaluation:
     items: int
     methods: dict[str, dict[str, Interval]]
     scores: list[dict[str, Any]]
+
+    @classmethod
+    def from_results(cls, content: dict[str, Any]) -> "Evaluation":
+        """Read the figures of a `results.json`; the scores are in another file."""
+        methods = {
+            method: {
+                metric: Interval(
+                    **{name: math.nan if x is None else x for name, x in figure.items()}
+                )
+                for metric, figure in content[method].items()
+            }
+            for method in (*_METHODS, "gain_over_constant")
+        }
+        return cls(content["items"], methods, [])
 
     def figures(self) -> dict[str, dict[str, dict[str, float | None]]]:
         """The same as JSON, NaN as null."""
@@ -124,9 +139,7 @@ def evaluate(
     groups = numbered_groups(table)
     count = int(groups.max()) + 1
     drawn = bootstrap_weights(groups, resamples=resamples, generator=generator)
-    methods: dict[str, dict[str, Interval]] = {
-        name: {} for name in ("raw", "calibrated", "gain", "constant", "reference")
-    }
+    methods: dict[str, dict[str, Interval]] = {name: {} for name in _METHODS}
     methods["gain_over_constant"] = {}
     for metric, function in METRICS.items():
         samples: dict[str, Tensor] = {}

@@ -1,11 +1,13 @@
-"""Figures of a comparison: numbers in, a `matplotlib.figure.Figure` out.
+"""Figures of comparisons and reports: numbers in, a `matplotlib.figure.Figure` out.
 
 `panels` maps each panel's title, such as the judge's name, to its data. NaN leaves a gap.
 """
 
 import contextlib
+import io
 import itertools
 import math
+import re
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,7 +61,17 @@ _FIXED_LOOKS = {"raw": 0, "vanilla": 1, "Deb-R": 2, "Deb-T": 3, "calibrated": 4}
 _GREY = "#888888"
 _LIGHT = "#cfcfcf"
 _PANELS_A_ROW = 3
-_PANEL_WIDTHS = {1: 5.6, 2: 4.2, 3: 3.4}  # inches, by panels in a row
+_PANEL_WIDTHS = {1: 4.6, 2: 4.2, 3: 3.4}  # inches, by panels in a row
+_CELLS = 25  # a side of a density
+# Colours that follow the page in which an SVG stands.
+_PAGE_COLOURS = {
+    "#000000": "currentColor",
+    "#444444": "currentColor",
+    "#e6e6e6": "var(--grid)",
+    _GREY: "var(--reference)",
+    _LIGHT: "var(--bars)",
+    "#ffffff": "var(--paper)",
+}
 _LINE = 0.18  # inches a line of text takes
 _MOST_TICKS = 12
 _MOST_MARKERS = 20
@@ -124,6 +136,26 @@ def latent_bias_figure(
             source, _, selection = name.partition(", ")
             look = {**looks[source], "linestyle": dashes[selections.index(selection) % 4]}
             _label_line(axis, probs, label=name, **look)
+        axis.axhline(1 / len(labels), label="uniform", color=_GREY, linestyle="--", linewidth=1)
+        _label_axis(axis, labels)
+    _from_zero(axes)
+    _describe_axes(axes, "Score label", "Probability")
+    return _finish(figure, axes, title)
+
+
+@_style()
+def number_bias_figure(
+    panels: Mapping[str, Series], labels: Sequence[str], *, title: str
+) -> "matplotlib.figure.Figure":
+    """Probability of each label as a random number: bars of each source beside each other."""
+    looks = _looks(_names(panels))
+    figure, axes = _panels(panels, sharey=True)
+    for axis, series in zip(axes, panels.values(), strict=True):
+        width = 0.8 / max(1, len(series))
+        for number, (name, probs) in enumerate(series.items()):
+            shift = (number - (len(series) - 1) / 2) * width
+            places = [place + shift for place in range(len(probs))]
+            axis.bar(places, _finite(probs), width=width, color=looks[name]["color"], label=name)
         axis.axhline(1 / len(labels), label="uniform", color=_GREY, linestyle="--", linewidth=1)
         _label_axis(axis, labels)
     _from_zero(axes)
@@ -236,6 +268,60 @@ def reliability_figure(
 
 
 @_style()
+def density_figure(
+    panels: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    *,
+    title: str,
+    low: float,
+    high: float,
+) -> "matplotlib.figure.Figure":
+    """How many items have which gold (x) and predicted score (y): (gold, predicted) a panel."""
+    from matplotlib.colors import ListedColormap, PowerNorm, to_rgba
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    # Opacity counts, so that an empty cell is whatever the page is.
+    shades = ListedColormap([to_rgba(_COLOURS[2], step / 255) for step in range(256)])
+    figure, axes = _panels(panels, height=3.3)
+    most = 0
+    for axis, (gold, predicted) in zip(axes, panels.values(), strict=True):
+        counts, *_ = axis.hist2d(
+            *(list(gold), list(predicted)),
+            bins=_CELLS, range=[[low, high], [low, high]], cmin=1, cmap=shades,
+            norm=PowerNorm(0.5, vmin=0), antialiased=False, linewidth=0,
+        )  # fmt: skip
+        most = max([most, *(int(count) for count in counts.flat if count == count)])
+        axis.plot([low, high], [low, high], color=_GREY, linestyle="--", linewidth=1)
+        axis.set_aspect("equal")
+    for axis in axes:
+        axis.collections[0].set_clim(0, most)
+    _describe_axes(axes, "Gold score", "Expected score")
+    handles = {
+        "predicted = gold": Line2D([], [], color=_GREY, linestyle="--", linewidth=1),
+        f"{most} items in a cell": Patch(color=_COLOURS[2]),
+    }
+    return _finish(figure, axes, title, handles)
+
+
+@_style()
+def bias_figure(
+    panels: Mapping[str, Sequence[tuple[float, float, float]]], labels: Sequence[str], *, title: str
+) -> "matplotlib.figure.Figure":
+    """The bias b of each label (estimate, low, high) as a dot with its 95 % interval."""
+    figure, axes = _panels(panels, sharey=True)
+    for axis, intervals in zip(axes, panels.values(), strict=True):
+        axis.axhline(0, color="#444444", linewidth=0.7)
+        for place, triple in enumerate(intervals):
+            estimate, *ends = _finite(triple)
+            axis.plot([place, place], ends, color=_COLOURS[2], label="95 % interval")
+            axis.plot([place], [estimate], color=_COLOURS[2], linestyle="", marker="o",
+                      zorder=3, label="bias b")  # fmt: skip
+        _label_axis(axis, labels)
+    _describe_axes(axes, "Score label", "Bias b (nats)")
+    return _finish(figure, axes, title)
+
+
+@_style()
 def learning_curve_figure(
     panels: Mapping[str, Mapping[str, LearningCurve]], *, title: str, metric: str
 ) -> "matplotlib.figure.Figure":
@@ -291,9 +377,7 @@ def interval_figure(
 
 def save_figure(figure: "matplotlib.figure.Figure", path: Path) -> list[Path]:
     """Write `<path>.png` and `<path>.svg`, the same bytes each time; each appears whole or not."""
-    title = " ".join(figure.get_suptitle().split())
-    parts = [" ".join(axis.get_title("left").split()) for axis in figure.axes]
-    description = f"{title}. {', '.join(filter(None, parts))}".removesuffix(". ")
+    title, description = " ".join(figure.get_suptitle().split()), described(figure)
     metadata: dict[str, dict[str, Any]] = {
         "png": {"Title": title, "Description": description},
         "svg": {"Title": title, "Description": description, "Date": None},
@@ -306,6 +390,34 @@ def save_figure(figure: "matplotlib.figure.Figure", path: Path) -> list[Path]:
                 figure.savefig(partial, format=suffix, dpi=150, metadata=entries)
             written.append(target)
     return written
+
+
+def described(figure: "matplotlib.figure.Figure") -> str:
+    """A figure's title and those of its panels, on one line."""
+    title = " ".join(figure.get_suptitle().split())
+    parts = [" ".join(axis.get_title("left").split()) for axis in figure.axes]
+    return f"{title}. {', '.join(filter(None, parts))}".removesuffix(". ")
+
+
+def inline_svg(figure: "matplotlib.figure.Figure", name: str) -> str:
+    """A figure to stand in a page: in its colours and font, its ids beginning with `name`.
+
+    The page defines `--paper`, `--grid`, `--bars`, `--reference` and `--sans`.
+    """
+    drawn = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with _style():
+        figure.savefig(drawn, format="svg", transparent=True, metadata=nothing)
+    svg = drawn.getvalue()
+    svg = svg[svg.index("<svg") :]
+    for colour, of_page in _PAGE_COLOURS.items():
+        svg = svg.replace(colour, of_page)
+    svg = re.sub(r' (xmlns(:\w+)?|width|height)="[^"]*"', "", svg, count=4)
+    svg = svg.replace("xlink:href=", "href=")
+    svg = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    width = 0.95 * 72 * figure.get_figwidth()  # CSS pixels: small text stays readable
+    svg = svg.replace("<svg", f'<svg style="min-width: {width:.0f}px"', 1)
+    return re.sub(r"'DejaVu Sans'[^;\"]*", "var(--sans)", svg)
 
 
 def _names(panels: Mapping[str, Mapping[str, Any]]) -> list[str]:

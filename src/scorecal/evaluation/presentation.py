@@ -1,11 +1,15 @@
-"""A comparison on paper: Markdown tables and figures of its records."""
+"""A comparison on paper: tables and figures of its records."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scorecal.evaluation import figures
+from scorecal.evaluation.blocks import Block, Grid, Heading
+
+if TYPE_CHECKING:
+    import matplotlib.figure
 
 Record = dict[str, Any]
 
@@ -19,16 +23,6 @@ _CURVES = {"spearman": "Spearman", "mse": "MSE"}
 _DRAWN_ARMS = (
     "raw", "shrink to B", "shrink to 0", "shrink to B, labels permuted", "auto", "ridge regression"
 )  # fmt: skip
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-
-    def safe(cell: str) -> str:
-        return cell.replace("|", "/").replace("<", "&lt;")
-
-    return "\n".join(f"| {' | '.join(map(safe, line))} |" for line in lines)
 
 
 def number(value: float, sign: str = "") -> str:
@@ -47,15 +41,15 @@ def estimate(figure: Record | None, *, bold: bool = False, sign: str = "") -> st
     return f"{point} [{number(figure['low'], sign)}, {number(figure['high'], sign)}]"
 
 
-def tables_text(tasks: dict[str, list[Record]], about: Record) -> str:
+def tables(tasks: dict[str, list[Record]], about: Record) -> list[Block]:
     """All tables of a comparison.
 
     Args:
         tasks: each task's records, one a judge.
         about: command, version, seed, resamples and draws.
     """
-    parts = [
-        "# Comparison",
+    parts: list[Block] = [
+        Heading(1, "Comparison"),
         f"`{about['command']}`",
         f"scorecal {about['version']}, seed {about['seed']}. Intervals are 95 %, from "
         f"{about['resamples']:,} paired bootstrap resamples of groups with the fitted methods held "
@@ -67,25 +61,29 @@ def tables_text(tasks: dict[str, list[Record]], about: Record) -> str:
     ]
     for task, records in tasks.items():
         parts += _task_parts(task, records)
-    return "\n\n".join(parts) + "\n"
+    return parts
 
 
-def _task_parts(task: str, records: list[Record]) -> list[str]:
-    parts = [f"## {task}", _overview(records)]
+def _task_parts(task: str, records: list[Record]) -> list[Block]:
+    parts: list[Block] = [Heading(2, task), _overview(records)]
     for metric, title in _METRICS.items():
-        parts += [f"### {task}: {title}", _methods_table(records, metric)]
+        parts += [Heading(3, f"{task}: {title}"), _methods_table(records, metric)]
     parts += _notes(records)
     parts += _strength_parts(task, records)
-    parts += [f"### {task}: can debiasing help?", _excess_text(records), _excess_table(records)]
+    parts += [
+        Heading(3, f"{task}: can debiasing help?"),
+        _excess_text(records),
+        _excess_table(records),
+    ]
     if any(record["label_mass_thirds"] for record in records):
-        parts += [f"### {task}: by label mass", _mass_table(records)]
+        parts += [Heading(3, f"{task}: by label mass"), _mass_table(records)]
     for record in records:
         if "learning" in record:
             parts += _learning_parts(task, record)
     return parts
 
 
-def _overview(records: list[Record]) -> str:
+def _overview(records: list[Record]) -> Grid:
     rows = []
     for record in records:
         dev, test = record["dev_items"], record["test_items"]
@@ -99,7 +97,7 @@ def _overview(records: list[Record]) -> str:
                 number(record["label_mass"]),
             ]
         )
-    return table(["judge", "table", "items", "groups in test", "mean label mass"], rows)
+    return Grid(["judge", "table", "items", "groups in test", "mean label mass"], rows)
 
 
 def _span(counts: list[int]) -> str:
@@ -107,7 +105,7 @@ def _span(counts: list[int]) -> str:
     return f"{low:,}" if low == high else f"{low:,}–{high:,}"
 
 
-def _methods_table(records: list[Record], metric: str) -> str:
+def _methods_table(records: list[Record], metric: str) -> Grid:
     names: dict[tuple[str, str], bool] = {}
     for record in records:
         for method in record["methods"]:
@@ -121,7 +119,7 @@ def _methods_table(records: list[Record], metric: str) -> str:
             cells.append(estimate(figure, bold=bool(found and metric in found["bold"])))
         if any(cell != "–" for cell in cells):
             rows.append([name + (" †" if transductive else ""), temperature, *cells])
-    return table(["method", "T", *(record["title"] for record in records)], rows)
+    return Grid(["method", "T", *(record["title"] for record in records)], rows)
 
 
 def _method(record: Record, name: str, temperature: str) -> Record | None:
@@ -154,7 +152,7 @@ def _notes(records: list[Record]) -> list[str]:
     return [" ".join(notes)] if notes else []
 
 
-def _strength_parts(task: str, records: list[Record]) -> list[str]:
+def _strength_parts(task: str, records: list[Record]) -> list[Block]:
     if not any(record["strength"] for record in records):
         return []
     prompts, ranges = [], []
@@ -171,10 +169,10 @@ def _strength_parts(task: str, records: list[Record]) -> list[str]:
                 ranges.append([f"{name}, λ ≤ {largest:g}", temperature, *cells])
     header = ["method", "T", *(record["title"] for record in records)]
     return [
-        f"### {task}: number of random-number prompts, Spearman",
-        table(header, prompts),
-        f"### {task}: range of λ, Spearman (λ chosen on dev)",
-        table(header, ranges),
+        Heading(3, f"{task}: number of random-number prompts, Spearman"),
+        Grid(header, prompts),
+        Heading(3, f"{task}: range of λ, Spearman (λ chosen on dev)"),
+        Grid(header, ranges),
     ]
 
 
@@ -205,7 +203,7 @@ def _excess_text(records: list[Record]) -> str:
     )
 
 
-def _excess_table(records: list[Record]) -> str:
+def _excess_table(records: list[Record]) -> Grid:
     rows = []
     for record in records:
         for name in ("Deb-R", "Deb-T"):
@@ -220,13 +218,13 @@ def _excess_table(records: list[Record]) -> str:
                         estimate(method["against_vanilla"].get("mse"), sign="+"),
                     ]
                 )
-    return table(
+    return Grid(
         ["judge", "method", "correlation with the excess", "gain in Spearman", "change in MSE"],
         rows,
     )
 
 
-def _mass_table(records: list[Record]) -> str:
+def _mass_table(records: list[Record]) -> Grid:
     rows = []
     for record in records:
         for third in record["label_mass_thirds"]:
@@ -240,35 +238,35 @@ def _mass_table(records: list[Record]) -> str:
                         number(figure["mse"]),
                     ]
                 )
-    return table(["judge", "third of test by label mass", "method", "Spearman", "MSE"], rows)
+    return Grid(["judge", "third of test by label mass", "method", "Spearman", "MSE"], rows)
 
 
-def _learning_parts(task: str, record: Record) -> list[str]:
+def _learning_parts(task: str, record: Record) -> list[Block]:
     learning = record["learning"]
     sizes = [f"{size:,}" for size in learning["sizes"]]
-    parts = [
-        f"### {task}: learning curve, {record['title']}",
+    parts: list[Block] = [
+        Heading(3, f"{task}: learning curve, {record['title']}"),
         f"Scored dev items across; {learning['draws']} nested draws of whole groups, shared by all "
         "methods. Each resample picks one draw and resamples the test items, so the intervals hold "
         "both. At 0 a head is its start.",
     ]
     for metric, title in _CURVES.items():
         rows = [[name, *_along(figures[metric])] for name, figures in learning["methods"].items()]
-        parts.append(table([title, *sizes], rows))
+        parts.append(Grid([title, *sizes], rows))
         rows = [
             [name, *_along(figures[metric], "+")]
             for name, figures in learning["against_B"].items()
             if name.startswith("shrink")
         ]
         if rows:
-            parts.append(table([f"{title}, difference from shrinking to B", *sizes], rows))
+            parts.append(Grid([f"{title}, difference from shrinking to B", *sizes], rows))
         if metric in learning["auto_against_best"]:
             against = learning["auto_against_best"][metric]
             rows = [
                 ["best single method", *against["best"]],
                 ["auto minus it", *_along(against, "+")],
             ]
-            parts.append(table([f"{title} of auto", *sizes], rows))
+            parts.append(Grid([f"{title} of auto", *sizes], rows))
     return parts
 
 
@@ -287,9 +285,15 @@ def draw(tasks: dict[str, list[Record]], folder: Path) -> list[Path]:
     """
     written = []
     for task, records in tasks.items():
-        for name, figure in _figures(task, records):
-            written += figures.save_figure(figure, folder / f"{task}_{name}")
+        for name, figure in drawn(task, records):
+            written += figures.save_figure(figure, folder / name)
     return written
+
+
+def drawn(task: str, records: list[Record]) -> Iterable[tuple[str, "matplotlib.figure.Figure"]]:
+    """A task's figures by the names of their files."""
+    for name, figure in _figures(task, records):
+        yield f"{task}_{name}", figure
 
 
 def _figures(task: str, records: list[Record]) -> Iterable[tuple[str, Any]]:
@@ -324,18 +328,7 @@ def _figures(task: str, records: list[Record]) -> Iterable[tuple[str, Any]]:
         yield (
             "strength",
             figures.strength_figure(
-                {
-                    record["title"]: {
-                        name: figures.StrengthCurve(
-                            curve["strengths"],
-                            curve["dev"],
-                            curve["test"],
-                            curve["chosen"][0] if len(set(curve["chosen"])) == 1 else math.nan,
-                        )
-                        for name, curve in record["curves"].items()
-                    }
-                    for record in known
-                },
+                {record["title"]: strength_curves(record["curves"]) for record in known},
                 title=f"{task}: Spearman over the strength λ",
             ),
         )
@@ -390,6 +383,19 @@ def _figures(task: str, records: list[Record]) -> Iterable[tuple[str, Any]]:
                     metric=title,
                 ),
             )
+
+
+def strength_curves(curves: Record) -> dict[str, figures.StrengthCurve]:
+    """What `curves_record` found, with the λ that all splits chose."""
+    return {
+        name: figures.StrengthCurve(
+            curve["strengths"],
+            curve["dev"],
+            curve["test"],
+            curve["chosen"][0] if len(set(curve["chosen"])) == 1 else math.nan,
+        )
+        for name, curve in curves.items()
+    }
 
 
 def _ranked(record: Record) -> list[tuple[str, float, float, float]]:

@@ -24,7 +24,7 @@ _TITLES = {
     "rps": "RPS ↓",
     "qwk": "weighted κ ↑",
 }
-_LOW_MASS = 0.5
+LOW_MASS = 0.5
 
 
 def results(
@@ -105,7 +105,7 @@ def text(evaluation: Evaluation | None, fitted: Fitted, table: Table) -> str:
     mass = table.label_mass[~table.label_mass.isnan()]
     if len(mass):
         warning = " (low: the judge mostly wants to say something else)" if (
-            mass.mean() < _LOW_MASS
+            mass.mean() < LOW_MASS
         ) else ""  # fmt: skip
         lines.append(f"label mass: mean {mass.mean():.2f}{warning}")
     if evaluation is None:
