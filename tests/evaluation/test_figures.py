@@ -8,7 +8,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
-from scorecal.evaluation import figures
+from scorecal.evaluation import drawing, figures
 from scorecal.evaluation.figures import Excess, LearningCurve, StrengthCurve
 
 NAN = math.nan
@@ -188,7 +188,7 @@ def test_biases_are_dots_with_intervals_about_zero():
 
 @each_figure
 def test_a_figure_in_a_page_takes_its_colours_and_needs_nothing_else(draw):
-    svg = figures.inline_svg(draw({"judge <b>": DATA[draw]}), "one")
+    svg = drawing.inline_svg(draw({"judge <b>": DATA[draw]}), "one")
     root = xml.etree.ElementTree.fromstring(svg)
     assert root.tag == "svg"
     ids = [element.get("id") for element in root.iter() if element.get("id")]
@@ -297,12 +297,12 @@ def test_saving_writes_the_same_bytes_with_title_and_no_date(tmp_path):
     before = dict(matplotlib.rcParams)
     panels = {"judge $a$": DATA[score_share]}
     figure = score_share(panels)
-    paths = figures.save_figure(figure, tmp_path / "new" / "sts-0.5")
+    paths = drawing.save_figure(figure, tmp_path / "new" / "sts-0.5")
     assert [path.name for path in paths] == ["sts-0.5.png", "sts-0.5.svg"]
     assert sorted(path.name for path in paths[0].parent.iterdir()) == [path.name for path in paths]
     first = [path.read_bytes() for path in paths]
     for again in (figure, score_share(panels)):
-        made = figures.save_figure(again, tmp_path / "again")
+        made = drawing.save_figure(again, tmp_path / "again")
         assert [path.read_bytes() for path in made] == first
     with Image.open(paths[0]) as image:
         assert image.info["Title"] == "Shares"
@@ -335,4 +335,4 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=message):
         strength({"judge": DATA[strength]})
     with pytest.raises(ValueError, match=message):
-        figures.save_figure(figure, tmp_path / "figure")
+        drawing.save_figure(figure, tmp_path / "figure")

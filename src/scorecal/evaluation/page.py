@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from scorecal.evaluation import figures
 from scorecal.evaluation.blocks import Drawing, Heading, Part, markdown
+from scorecal.evaluation.drawing import inline_svg, save_figure
 from scorecal.judging.records import replacing
 
 _ESTIMATE = re.compile(r"((?:\*\*)?[+-]?\d[\d.,]*(?:\*\*)?|–)( \[[^\]]*\])?")
@@ -30,7 +30,7 @@ def html(title: str, parts: list[Part], about: str) -> str:
         return marked(point) + shown
 
     def picture(drawing: Drawing) -> Markup:
-        return Markup(figures.inline_svg(drawing.figure, drawing.name))
+        return Markup(inline_svg(drawing.figure, drawing.name))
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("scorecal", "evaluation"),
@@ -51,7 +51,7 @@ def written(folder: Path, title: str, parts: list[Part], about: str) -> list[Pat
     paths = []
     for block in blocks:
         if isinstance(block, Drawing):
-            paths += figures.save_figure(block.figure, folder / block.name)
+            paths += save_figure(block.figure, folder / block.name)
     for name, content in (("report.md", text), ("report.html", page)):
         with replacing(folder / name) as partial:
             partial.write_text(content, encoding="utf-8")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from scorecal.evaluation import figures
 from scorecal.evaluation.blocks import Block, Grid, Heading
+from scorecal.evaluation.drawing import save_figure
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -286,7 +287,7 @@ def draw(tasks: dict[str, list[Record]], folder: Path) -> list[Path]:
     written = []
     for task, records in tasks.items():
         for name, figure in drawn(task, records):
-            written += figures.save_figure(figure, folder / name)
+            written += save_figure(figure, folder / name)
     return written
 
 

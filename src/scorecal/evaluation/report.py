@@ -8,8 +8,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from scorecal.evaluation import figures, sections
+from scorecal.evaluation import sections
 from scorecal.evaluation.blocks import Drawing, Grid, Heading, Part
+from scorecal.evaluation.drawing import described
 from scorecal.evaluation.presentation import drawn, tables
 from scorecal.evaluation.runs import Run
 from scorecal.evaluation.sections import shown_interval
@@ -46,7 +47,7 @@ def comparison_part(folder: Path, prefix: str = "") -> Part:
         for task, records in content["tasks"].items():
             result.append(Heading(2, f"{task}: figures"))
             for name, figure in drawn(task, records):
-                result.append(Drawing(prefix + name, figure, figures.described(figure), ""))
+                result.append(Drawing(prefix + name, figure, described(figure), ""))
     except (LookupError, TypeError, AttributeError, json.JSONDecodeError):
         raise ValueError(
             f"{str(path)!r} is damaged or of another version. Run `compare` again."
