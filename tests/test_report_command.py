@@ -45,6 +45,37 @@ def test_a_run_becomes_a_page_markdown_and_figures_in_its_own_folder(run, comman
     assert "nan" not in page.lower().replace("finance", "")
 
 
+def test_a_study_adds_its_trials_to_the_page_of_its_run(command, tmp_path):
+    write(tmp_path / "mine.jsonl", logprob_rows())
+    space = {
+        "model.head.strength": {"low": 0.0, "high": 2.0},
+        "model.head.ridge_bias": {"low": 0.01, "high": 100.0, "log": True},
+    }
+    searched = command(
+        "study", *BRING, "--data.table", "mine.jsonl", "--model.head.learn", "[bias]",
+        "--search.space", json.dumps(space), "--search.metrics", "[spearman,mse]",
+        "--search.trials", 12,
+    )  # fmt: skip
+    assert searched.status == 0, searched.err
+    [folder] = (tmp_path / "runs").glob("*/study-study")
+    finished = command("report", "--runs", folder)
+    assert finished.status == 0, finished.err
+    names = {path.stem for path in (folder / "report").glob("*.svg")}
+    assert {"history_spearman", "history_mse", "importance", "front", "reliability"} <= names
+    page = (folder / "report/report.html").read_text()
+    headings = ["The items that moved most", "The chosen trials", "Importance", "Pareto front"]
+    places = [page.index(f">{heading}</h3>") for heading in headings]
+    assert places == sorted(places)
+    record = json.loads((folder / "study.json").read_text())
+    best = record["splits"]["deploy"]["best"]
+    assert f"{best['values'][0]:.4f}" in page
+    del record["run"]
+    (folder / "study.json").write_text(json.dumps(record))
+    finished = command("report", "--runs", folder)
+    assert finished.status == 2
+    assert "ended before its best trial was fitted" in finished.err
+
+
 def test_the_same_report_gives_the_same_bytes(run, command, tmp_path):
     for name in ("a", "b"):
         assert command("report", "--runs", run, "--output", "out").status == 0
@@ -155,11 +186,11 @@ def _broken_config(run: Path) -> None:
         (_other_items, [], "are not those that run"),
         (_other_gold, [], "has the gold score 0, but run"),
         (_no_checkpoint, [], "has no last.ckpt. Name a folder of `fit`"),
-        (_no_results, [], "holds neither the results.json of `fit` nor the tables.json"),
+        (_no_results, [], "holds no results.json of `fit`, study.json"),
         (_damaged, [], "is damaged. Fit again"),
         (_broken_config, [], "`data.folds` is empty in config"),
         (None, ["RUN"], "is named twice"),
-        (None, ["nowhere"], "'nowhere' holds neither the results.json"),
+        (None, ["nowhere"], "'nowhere' holds no results.json"),
         (None, ["--output", "mine.jsonl"], "`--output` 'mine.jsonl' is no folder"),
         (None, ["--output", "/proc/none"], "/proc/none"),
         (None, ["--show_text", "true"], "names no local data file"),

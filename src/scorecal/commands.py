@@ -24,7 +24,13 @@ from scorecal.evaluation.evidence import RESAMPLES
 from scorecal.evaluation.learning import learning_record
 from scorecal.evaluation.page import written
 from scorecal.evaluation.presentation import draw, tables
-from scorecal.evaluation.report import comparison_part, run_part, runs_part
+from scorecal.evaluation.report import (
+    comparison_part,
+    read_study,
+    run_part,
+    runs_part,
+    study_part,
+)
 from scorecal.evaluation.runs import Run, read_results
 from scorecal.judging.elicit import STORES, refuse_other_identity
 from scorecal.judging.records import read_records, replacing
@@ -262,11 +268,11 @@ def _read_run_config(config: str) -> tuple[ScoreData, Calibration]:
 def report_parser() -> ArgumentParser:
     """Arguments of `report`."""
     parser = ArgumentParser(
-        prog="report", exit_on_error=False, description="Runs and comparisons as one page."
+        prog="report", exit_on_error=False, description="Runs, studies and comparisons as one page."
     )
     parser.add_argument(
         "--runs", nargs="+", action="extend", required=True, type=str,
-        help="Folders that `fit` or `compare` wrote.",
+        help="Folders that `fit`, `study` or `compare` wrote.",
     )  # fmt: skip
     parser.add_argument(
         "--output", type=str, default="", help="Folder of the page; default: report/ in the first."
@@ -297,10 +303,14 @@ def run_report(arguments: list[str]) -> None:
         elif (folder / "results.json").is_file():
             runs.append(_read_run(folder, show_text=given.show_text))
             parts.append(run_part(runs[-1], prefix))
+        elif (folder / "study.json").is_file():
+            study = read_study(folder)
+            runs.append(_read_run(Path(study["run"]), show_text=given.show_text))
+            parts += [run_part(runs[-1], prefix), study_part(study, prefix)]
         else:
             raise ValueError(
-                f"{str(folder)!r} holds neither the results.json of `fit` nor the tables.json of "
-                "`compare`. Name a folder that one of them wrote."
+                f"{str(folder)!r} holds no results.json of `fit`, study.json of `study` or "
+                "tables.json of `compare`. Name a folder that one of them wrote."
             )
     if len(runs) > 1:
         parts.insert(0, runs_part(runs))
@@ -341,10 +351,11 @@ def _read_run(folder: Path, *, show_text: bool) -> Run:
                 f"run {str(folder)!r} was evaluated on {row['gold']:g}. Fit again."
             )
     assert data.assistant_logprobs is not None
+    settings, loss = model.settings_per_split(fitted.names)["deploy"]
     command = config.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
     return Run(
         str(folder), command, results, fitted, data.task, data.path, table,
-        data.assistant_logprobs, data.folds, model.settings, model.loss, texts,
+        data.assistant_logprobs, data.folds, settings, loss, texts,
     )  # fmt: skip
 
 

@@ -55,6 +55,14 @@ def learning_curve(panels):
     return figures.learning_curve_figure(panels, title="Learning curve", metric="MSE")
 
 
+def history(panels):
+    return figures.history_figure(panels, title="History", metric="mse", higher_is_better=False)
+
+
+def front(panels):
+    return figures.front_figure(panels, title="Front", metrics=("spearman", "mse"))
+
+
 DATA = {
     latent_bias: {"Deb-R, 10 prompts": PROBS, "Deb-T, 100 prompts": SHARES},
     number_bias: {"Deb-R": PROBS, "Deb-T": SHARES},
@@ -65,6 +73,8 @@ DATA = {
     strength: {"Deb-R": STRENGTH, "Deb-T": STRENGTH},
     reliability: {"raw": ([0.5, 1.0, 1.5], [0.8, 0.9, 1.1]), "ridge": (PROBS, SHARES)},
     learning_curve: {"raw": CURVE, "ridge": CURVE},
+    history: [(2, 1.0), (0, 3.0), (1, 2.0), (3, 1.5)],
+    front: ([(0.5, 2.0), (0.4, 1.0), (0.3, 3.0)], [(0.4, 1.0), (0.5, 2.0)]),
 }
 MISSING = {
     latent_bias: {"Deb-R, 10 prompts": [NAN, NAN, NAN], "Deb-T, 10 prompts": [0.5, NAN, 0.5]},
@@ -79,6 +89,8 @@ MISSING = {
     },
     reliability: {"raw": ([0.5, NAN], [0.6, NAN]), "ridge": ([NAN], [NAN])},
     learning_curve: {"raw": LearningCurve([0, 10], [1.0, NAN], [NAN, NAN], [NAN, math.inf])},
+    history: [(0, NAN), (1, 2.0)],
+    front: ([(0.5, 2.0)], [(0.5, 2.0)]),
 }
 each_figure = pytest.mark.parametrize("draw", DATA, ids=lambda draw: draw.__name__)
 
@@ -336,3 +348,29 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch, tmp_path):
         strength({"judge": DATA[strength]})
     with pytest.raises(ValueError, match=message):
         drawing.save_figure(figure, tmp_path / "figure")
+
+
+def test_a_history_shows_the_best_so_far():
+    [axis] = history({"": DATA[history]}).axes
+    drawn = lines(axis)
+    assert drawn["trial"] == ([0, 1, 2, 3], [3.0, 2.0, 1.0, 1.5])
+    assert drawn["best so far"] == ([0, 1, 2, 3], [3.0, 2.0, 1.0, 1.0])
+
+
+def test_a_front_is_drawn_in_order_with_the_chosen_trial_marked():
+    [axis] = front({"": DATA[front]}).axes
+    drawn = lines(axis)
+    assert drawn["Pareto front"] == ([0.4, 0.5], [1.0, 2.0])
+    assert drawn["chosen"] == ([0.4], [1.0])
+    assert axis.get_xlabel() == "spearman, held out"
+
+
+def test_importances_are_bars_by_option():
+    figure = figures.importance_figure(
+        {"spearman": {"strength": 0.7, "loss": 0.3}, "mse": {"strength": 1.0}},
+        title="What mattered",
+    )
+    first, second = figure.axes
+    assert [bar.get_width() for bar in first.patches] == [0.7, 0.3]
+    assert [bar.get_width() for bar in second.patches] == [1.0, 0.0]
+    assert [text.get_text() for text in first.get_yticklabels()] == ["strength", "loss"]

@@ -106,7 +106,7 @@ class Calibration(LightningModule):
         for split in splits:
             partition(table, split.dev, data.folds.inner, data.folds.by, self.seed)
             refuse_constant(table.gold[split.dev].tolist())
-        own = self._settings_per_split([split.name for split in splits])
+        own = self.settings_per_split([split.name for split in splits])
         self.problems, self.searches = make_problems(
             table, splits, data.folds, self.settings, self.select, self.seed,
             per_split={name: settings for name, (settings, _) in own.items()},
@@ -119,7 +119,7 @@ class Calibration(LightningModule):
         self.natural = nn.Parameter(self._stored(self._head().start()))
         self._waiting = torch.ones(len(self.natural), dtype=torch.bool)
 
-    def _settings_per_split(self, names: list[str]) -> dict[str, tuple[HeadSettings, Loss]]:
+    def settings_per_split(self, names: list[str]) -> dict[str, tuple[HeadSettings, Loss]]:
         """What each split's head starts from and is fitted for."""
         if unknown := set(self.per_split) - set(names):
             raise ValueError(

@@ -3,6 +3,7 @@
 `panels` maps each panel's title, such as the judge's name, to its data. NaN leaves a gap.
 """
 
+import itertools
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -315,3 +316,63 @@ def interval_figure(
     axis.spines["left"].set_visible(False)
     axis.set(xlabel=f"{xlabel}, with 95 % interval", ylabel="")
     return finish(figure, [axis], title, {})
+
+
+@figure_style()
+def history_figure(
+    panels: Mapping[str, Sequence[tuple[int, float]]],
+    *,
+    title: str,
+    metric: str,
+    higher_is_better: bool,
+) -> "matplotlib.figure.Figure":
+    """A study's trials (number, value) as points, and the best value so far as a line."""
+    figure, axes = panel_axes(panels, sharey=True)
+    best_of = max if higher_is_better else min
+    for axis, trials in zip(axes, panels.values(), strict=True):
+        ordered = sorted(trials)
+        numbers = [number for number, _ in ordered]
+        values = finite([value for _, value in ordered])
+        best = list(itertools.accumulate(values, best_of))
+        axis.plot(numbers, values, color=GREY, linestyle="", marker="o", markersize=3.5,
+                  markeredgewidth=0, label="trial")  # fmt: skip
+        axis.plot(numbers, best, color=COLOURS[2], drawstyle="steps-post", label="best so far")
+    describe_axes(axes, "Trial", f"{metric}, held out")
+    return finish(figure, axes, title)
+
+
+@figure_style()
+def importance_figure(
+    panels: Mapping[str, Mapping[str, float]], *, title: str
+) -> "matplotlib.figure.Figure":
+    """Each option's share in what separates good trials from the rest, as bars."""
+    options = series_names(panels)
+    figure, axes = panel_axes(panels, height=0.9 + 0.3 * len(options), sharex=True, sharey=True)
+    for axis, shares in zip(axes, panels.values(), strict=True):
+        lengths = [shares.get(option, 0.0) for option in options]
+        axis.barh(range(len(options)), lengths, height=0.6, color=COLOURS[2])
+        axis.set_yticks(range(len(options)), options)
+        axis.set_ylim(len(options) - 0.4, -0.6)
+        axis.grid(visible=False, axis="y")
+    describe_axes(axes, "Share of importance", "")
+    return finish(figure, axes, title, {})
+
+
+@figure_style()
+def front_figure(
+    panels: Mapping[str, tuple[Sequence[tuple[float, float]], Sequence[tuple[float, float]]]],
+    *,
+    title: str,
+    metrics: tuple[str, str],
+) -> "matplotlib.figure.Figure":
+    """Two metrics of all trials, and those that none beats in both; the first is the chosen one."""
+    figure, axes = panel_axes(panels, height=3.0)
+    for axis, (trials, front) in zip(axes, panels.values(), strict=True):
+        axis.plot(*zip(*trials, strict=True), color=GREY, linestyle="", marker="o", markersize=3.5,
+                  markeredgewidth=0, label="trial")  # fmt: skip
+        axis.plot(*zip(*sorted(front), strict=True), color=COLOURS[2], marker="o", zorder=3,
+                  label="Pareto front")  # fmt: skip
+        axis.plot(*([value] for value in front[0]), color=COLOURS[3], linestyle="", marker="D",
+                  markersize=8, zorder=4, label="chosen")  # fmt: skip
+    describe_axes(axes, f"{metrics[0]}, held out", f"{metrics[1]}, held out")
+    return finish(figure, axes, title)

@@ -1,14 +1,12 @@
-"""Runs and comparisons as parts of a page.
-
-A further kind of folder is a further function beside `run_part` and `comparison_part`.
-"""
+"""Runs, studies and comparisons as parts of a page."""
 
 import json
 import math
 from pathlib import Path
 from typing import Any
 
-from scorecal.evaluation import sections
+from scorecal.calibration.trials import HIGHER
+from scorecal.evaluation import figures, sections
 from scorecal.evaluation.blocks import Drawing, Grid, Heading, Part
 from scorecal.evaluation.drawing import described
 from scorecal.evaluation.presentation import drawn, tables
@@ -53,6 +51,118 @@ def comparison_part(folder: Path, prefix: str = "") -> Part:
             f"{str(path)!r} is damaged or of another version. Run `compare` again."
         ) from None
     return result
+
+
+def read_study(folder: Path) -> dict[str, Any]:
+    """A study's study.json.
+
+    Raises:
+        ValueError: it is damaged, or the best trial was never fitted.
+    """
+    path = folder / "study.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        for record in content["splits"].values():
+            _ = record["best"]["values"], record["front"], record["importances"], record["trials"]
+    except (LookupError, TypeError, AttributeError, json.JSONDecodeError):
+        raise ValueError(f"{str(path)!r} is damaged. Run `study` again.") from None
+    if not content.get("run"):
+        raise ValueError(
+            f"study {str(folder)!r} ended before its best trial was fitted. Run `study` again."
+        )
+    return content
+
+
+def study_part(content: dict[str, Any], prefix: str = "") -> Part:
+    """What a study tried, what came of it and what mattered."""
+    splits, metrics = content["splits"], content["metrics"]
+    titles = {split: "" if len(splits) == 1 else split for split in splits}
+    counts = [sum(trial["state"] == "complete" for trial in one["trials"])
+              for one in splits.values()]  # fmt: skip
+    pruned = sum(trial["state"] == "pruned" for one in splits.values() for trial in one["trials"])
+    each = "" if len(splits) == 1 else f" for each of {len(splits)} dev parts"
+    result: Part = [
+        Heading(1, f"Study {content['name']}"),
+        f"{max(counts):,} trials{each}, proposed by {content['sampler']} and scored by "
+        f"{' and '.join(metrics)} on the inner folds of dev"
+        + (f"; {pruned:,} more were given up." if pruned else "."),
+        Heading(2, "The chosen trials"),
+        _chosen(content),
+        Heading(2, "History"),
+    ]
+    for at, metric in enumerate(metrics):
+        history = {
+            titles[split]: [(trial["number"], trial["values"][at]) for trial in one["trials"]
+                            if trial["state"] == "complete"]
+            for split, one in splits.items()
+        }  # fmt: skip
+        figure = figures.history_figure(
+            history, title=f"{content['name']}: {metric} of the trials", metric=metric,
+            higher_is_better=metric in HIGHER,
+        )  # fmt: skip
+        best = ", ".join(f"{one['best']['values'][at]:.4f}" for one in splits.values())
+        alt = f"{metric} of {max(counts)} trials; the chosen one has {best}"
+        result.append(Drawing(f"{prefix}history_{metric}", figure, alt, ""))
+    shares = {
+        " ".join(filter(None, (titles[split], metric))): {
+            key.rpartition(".")[2]: found[at] for key, found in one["importances"].items()
+        }
+        for split, one in splits.items()
+        for at, metric in enumerate(metrics)
+        if one["importances"]
+    }
+    if shares:
+        figure = figures.importance_figure(shares, title=f"{content['name']}: what mattered")
+        alt = ". ".join(
+            f"{title}: " + ", ".join(f"{key} {share:.2f}" for key, share in found.items())
+            for title, found in shares.items()
+        )
+        caption = "Each option's share in what separates good trials from the rest (PED-ANOVA)."
+        result += [
+            Heading(2, "Importance"),
+            Drawing(f"{prefix}importance", figure, alt, caption),
+        ]
+    if len(metrics) == 2:
+        result += _front(content, titles, prefix)
+    return result
+
+
+def _chosen(content: dict[str, Any]) -> Grid:
+    keys = list(content["space"])
+    rows = [
+        [
+            split,
+            *(f"{value:.4f}" for value in one["best"]["values"]),
+            *(f"{value:.4g}" if isinstance(value, float) else str(value)
+              for value in (one["best"]["params"][key] for key in keys)),
+        ]
+        for split, one in content["splits"].items()
+    ]  # fmt: skip
+    return Grid(["head", *content["metrics"], *(key.rpartition(".")[2] for key in keys)], rows)
+
+
+def _front(content: dict[str, Any], titles: dict[str, str], prefix: str) -> Part:
+    points = {}
+    for split, one in content["splits"].items():
+        values = {
+            trial["number"]: tuple(trial["values"])
+            for trial in one["trials"]
+            if trial["state"] == "complete"
+        }
+        rest = [number for number in one["front"] if number != one["best"]["number"]]
+        front = [values[number] for number in (one["best"]["number"], *rest)]
+        points[titles[split]] = (list(values.values()), front)
+    first, second = content["metrics"]
+    figure = figures.front_figure(
+        points, title=f"{content['name']}: {first} against {second}", metrics=(first, second)
+    )
+    alt = ". ".join(
+        f"{len(front)} of {len(trials)} trials are on the front; the chosen one has {first} "
+        f"{front[0][0]:.4f} and {second} {front[0][1]:.4f}"
+        for trials, front in points.values()
+    )
+    caption = "The chosen trial is nearest to the best of each metric, in units of the front."
+    return [Heading(2, "Pareto front"), Drawing(f"{prefix}front", figure, alt, caption)]
 
 
 def _with_nan(value: Any) -> Any:
