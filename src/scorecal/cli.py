@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 from jsonargparse import ArgumentError, Namespace
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -38,6 +38,7 @@ from scorecal.judging.dry_run import dry_run as run_dry
 from scorecal.judging.dry_run import dry_run_text
 from scorecal.judging.elicit import Interrupted, refuse_other_identity
 from scorecal.judging.records import check_suffix, replacing, write_records
+from scorecal.progress import bar, notice, set_quiet
 from scorecal.scale import Scale
 from scorecal.study import Found, SearchSettings, run_study, study_text
 
@@ -87,6 +88,28 @@ class ScoreTrainer(Trainer):
         """
 
 
+class _FitBar(Callback):
+    """How many of the fits have converged, or how many epochs have passed."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, Calibration)
+        self._open = contextlib.ExitStack()
+        self._progress = self._open.enter_context(bar())
+        newton = pl_module.solver == "newton"
+        total = len(pl_module.waiting) if newton else trainer.max_epochs
+        self._task = self._progress.add_task("fitting", total=total, done="", rate="")
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, Calibration)
+        newton = pl_module.solver == "newton"
+        done = int((~pl_module.waiting).sum()) if newton else trainer.current_epoch + 1
+        self._progress.update(self._task, completed=done, done=f"{done} fits" if newton else "")
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if hasattr(self, "_open"):
+            self._open.close()
+
+
 class ScoreCLI(LightningCLI):
     """LightningCLI over `Calibration` and `ScoreData`."""
 
@@ -124,6 +147,9 @@ class ScoreCLI(LightningCLI):
         """Options that belong to no class."""
         parser.add_argument(
             "--evaluate_test", type=bool, default=True, help="Open the test split after `fit`."
+        )
+        parser.add_argument(
+            "--quiet", type=bool, default=False, help="No progress bars and notices on stderr."
         )
 
     def _parse_ckpt_path(self) -> None:
@@ -176,6 +202,7 @@ class ScoreCLI(LightningCLI):
     def before_fit(self) -> None:
         """Judge and read the data before a run directory exists: bad input leaves nothing."""
         self._prepare_fit()
+        self.trainer.callbacks.append(_FitBar())  # type: ignore[attr-defined]
         tracking.start(self.trainer.loggers, self._saved_settings(), self.datamodule.read())
 
     def _prepare_fit(self) -> None:
@@ -213,6 +240,10 @@ class ScoreCLI(LightningCLI):
             self.trainer.fit(**arguments)
         except SystemExit:
             raise Interrupted("stopped while fitting. Run the same command again.") from None
+
+    def before_instantiate_classes(self) -> None:
+        """What is built may have something to say already."""
+        set_quiet(self._settings()["quiet"])
 
     def after_instantiate_classes(self) -> None:
         """One seed for all."""
@@ -326,7 +357,7 @@ class ScoreCLI(LightningCLI):
         if table.identity or not fitted.identity:
             refuse_other_identity(f"checkpoint {ckpt_path!r}", fitted.identity, table.identity)
         else:
-            sys.stderr.write("these log-probabilities don't say which judge gave them\n")
+            notice("these log-probabilities don't say which judge gave them")
         logits = fitted.logits(table.logprobs, torch.zeros_like(table.logprobs))[fitted.deploy]
         probabilities = logits.softmax(-1)
         score = expected_score(logits, fitted.values)
@@ -387,7 +418,8 @@ class ScoreCLI(LightningCLI):
         self._write_config(best, "fit", _with_found(self._saved_settings(), outcome.found))
         splits = {one.split: one.record for one in outcome.found}
         _write_study(folder, {**asdict(search), "splits": splits})
-        run = run_cli(["fit", "--config", str(best)])._run_folder()
+        quiet = str(self._settings()["quiet"]).lower()
+        run = run_cli(["fit", "--config", str(best), "--quiet", quiet])._run_folder()
         outcome.keep_run(run)
         _write_study(folder, {**asdict(search), "run": str(run), "splits": splits})
         print(best)
@@ -461,6 +493,7 @@ def main(arguments: list[str] | None = None) -> None:
     if debug := "--debug" in given:
         given.remove("--debug")
     _quiet()
+    set_quiet(False)
     try:
         typed = given[1:] if arguments is None else given
         if typed and typed[0] in _SEVERAL:

@@ -5,7 +5,6 @@ import json
 import math
 import re
 import shlex
-import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -36,6 +35,7 @@ from scorecal.judging.elicit import STORES, refuse_other_identity
 from scorecal.judging.records import read_records, replacing
 from scorecal.judging.store import Store
 from scorecal.judging.task import load_items
+from scorecal.progress import notice, set_quiet
 
 _SECTIONS = {
     "model", "model.head", "data", "data.task", "data.folds", "data.assistant", "trainer",
@@ -106,12 +106,20 @@ def compare_parser() -> ArgumentParser:
     parser.add_argument(
         "--draws", type=int, default=50, help="Dev sets a learning curve averages over; 0: none."
     )
+    _add_quiet(parser)
     return parser
+
+
+def _add_quiet(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--quiet", type=bool, default=False, help="No progress bars and notices on stderr."
+    )
 
 
 def run_compare(arguments: list[str]) -> None:
     """Write `tables.md`, `tables.json` and the figures of a comparison."""
     given = compare_parser().parse_args(arguments)
+    set_quiet(given.quiet)
     for name, (low, high) in _BOUNDS.items():
         if not low <= getattr(given, name) <= high:
             raise ValueError(
@@ -127,20 +135,20 @@ def run_compare(arguments: list[str]) -> None:
     tasks: dict[str, list[dict[str, Any]]] = {}
     for number, case in enumerate(cases, 1):
         started = time.monotonic()
-        sys.stderr.write(f"{case.task}: {case.judge}\n")
+        notice(f"{case.task}: {case.judge}")
         comparison = compare(case, seed=given.seed, resamples=given.resamples)
         record = {
             "title": case.judge,
             "slug": f"{number}-{re.sub(r'[^a-z0-9.]+', '-', case.judge.lower())}".strip("-"),
             **case_record(comparison),
         }
-        sys.stderr.write(f"  tables: {time.monotonic() - started:.0f} s\n")
+        notice(f"  tables: {time.monotonic() - started:.0f} s")
         if given.draws:
             started = time.monotonic()
             record["learning"] = learning_record(
                 case, draws=given.draws, resamples=given.resamples, seed=given.seed
             )
-            sys.stderr.write(f"  learning curve: {time.monotonic() - started:.0f} s\n")
+            notice(f"  learning curve: {time.monotonic() - started:.0f} s")
         tasks.setdefault(case.task, []).append(record)
     about = {
         "command": "python -m train compare " + shlex.join(arguments),
@@ -169,7 +177,7 @@ def _write(
     except ValueError as error:  # the tables are worth having without the figures
         if "matplotlib" not in str(error):
             raise
-        sys.stderr.write(f"no figures: {error}\n")
+        notice(f"no figures: {error}")
     return written
 
 
@@ -242,6 +250,7 @@ def _config_parser() -> ArgumentParser:
     parser.add_argument("--config", action=NamedConfigFile)
     parser.add_argument("--seed_everything", type=Any)
     parser.add_argument("--evaluate_test", type=Any)
+    parser.add_argument("--quiet", type=Any)
     parser.add_argument("--trainer", type=Any)
     parser.add_class_arguments(ScoreData, "data")
     return parser
@@ -281,12 +290,14 @@ def report_parser() -> ArgumentParser:
         "--show_text", type=bool, default=False,
         help="Show the text of the items that moved most, from the local data file.",
     )  # fmt: skip
+    _add_quiet(parser)
     return parser
 
 
 def run_report(arguments: list[str]) -> None:
     """Write `report.html`, `report.md` and the figures of runs and comparisons."""
     given = report_parser().parse_args(arguments)
+    set_quiet(given.quiet)
     folders = [Path(name) for name in given.runs]
     for folder in folders:
         if [other.resolve() for other in folders].count(folder.resolve()) > 1:
@@ -297,7 +308,7 @@ def run_report(arguments: list[str]) -> None:
     runs, parts = [], []
     for number, folder in enumerate(folders, 1):
         prefix = f"{number}_" if len(folders) > 1 else ""
-        sys.stderr.write(f"{folder}\n")
+        notice(f"{folder}")
         if (folder / "tables.json").is_file():
             parts.append(comparison_part(folder, prefix))
         elif (folder / "results.json").is_file():

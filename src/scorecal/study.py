@@ -22,6 +22,7 @@ from scorecal.calibration.folds import By, Split, make_splits
 from scorecal.calibration.head import HeadSettings
 from scorecal.calibration.module import PER_SPLIT, Calibration
 from scorecal.calibration.trials import HIGHER, DevPart, Trial
+from scorecal.progress import bar
 
 if TYPE_CHECKING:
     import optuna
@@ -392,8 +393,6 @@ class _Search:
 
     def run(self, deadline: float) -> None:
         """Ask and tell until all trials are finished, those of other workers included."""
-        from scorecal.judging.progress import bar
-
         with bar() as progress:
             task = progress.add_task(self.study.study_name, total=self.total, done="", rate="")
             while True:

@@ -1,6 +1,5 @@
 """Weights & Biases: what a run keeps there beside its metrics. No other module imports wandb."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from scorecal.evaluation.evidence import Evaluation
 from scorecal.evaluation.figures import latent_bias_figure, score_share_figure
 from scorecal.evaluation.summary import table_rows
 from scorecal.judging.table import Table
+from scorecal.progress import notice
 
 if TYPE_CHECKING:
     import wandb
@@ -100,7 +100,7 @@ def log_results(
         except ValueError as error:  # the rest is worth having without the figures
             if "matplotlib" not in str(error):
                 raise
-            sys.stderr.write(f"no figures logged: {error}\n")
+            notice(f"no figures logged: {error}")
         logger.experiment.log(logged)
 
 

@@ -1,6 +1,5 @@
 """The LightningDataModule: from a store, a table or a judge to one batch."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -20,6 +19,7 @@ from scorecal.judging.plan import Question, item_questions, prior_questions
 from scorecal.judging.store import Store
 from scorecal.judging.table import Table, load_table, table_from_file, table_from_store
 from scorecal.judging.task import Item, Task, Template, load_items, load_new_items
+from scorecal.progress import notice
 
 
 class Batch(NamedTuple):
@@ -110,7 +110,7 @@ class ScoreData(LightningDataModule):
         """The task's template, its items, and everything its judge is asked."""
         template, items = self._shown()
         if self.task.examples:
-            sys.stderr.write(f"left out {self.task.examples} items that are shown as examples\n")
+            notice(f"left out {self.task.examples} items that are shown as examples")
         return template, items, item_questions(template, items) + prior_questions(template)
 
     def _shown(self) -> tuple[Template, list[Item]]:
@@ -188,7 +188,7 @@ class ScoreData(LightningDataModule):
     def _usable(self, table: Table) -> Table:
         if set(table.splits) - {"dev", "test"}:
             ours = torch.tensor([split in ("dev", "test") for split in table.splits])
-            sys.stderr.write(f"left out {int((~ours).sum())} items of other splits\n")
+            notice(f"left out {int((~ours).sum())} items of other splits")
             table = table.rows(ours)
         keep = ~table.gold.isnan()
         if not keep.all():
@@ -199,12 +199,12 @@ class ScoreData(LightningDataModule):
                     f"{missing} items of {table.name!r} have no gold score, {first!r} first. "
                     "Add them, or set `--data.missing_gold drop`."
                 )
-            sys.stderr.write(f"left out {missing} items without a gold score\n")
+            notice(f"left out {missing} items without a gold score")
         if self.drop_leaks:
             dev = torch.tensor([split == "dev" for split in table.splits])
             leaking = keep & table.leak & dev
             if leaking.any():
-                sys.stderr.write(f"left out {int(leaking.sum())} dev items that test holds too\n")
+                notice(f"left out {int(leaking.sum())} dev items that test holds too")
             keep = keep & ~leaking
         if self.censored == "refuse" and table.censored.any():
             first = table.ids[int(table.censored.any(-1).nonzero()[0])]

@@ -1,6 +1,5 @@
 """The LightningModule: fits all problems of a run, chooses, and keeps what was chosen."""
 
-import sys
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -35,6 +34,7 @@ from scorecal.calibration.solvers import Loss, Objective, Rows, mean_loss, newto
 from scorecal.functional.correlation import pearson, spearman
 from scorecal.functional.metrics import mean_absolute_error, mean_squared_error
 from scorecal.functional.scaling import rankable_score
+from scorecal.progress import notice
 
 PER_SPLIT = (*NUMERIC, "prior_prompts", "prior_temperature")
 
@@ -117,7 +117,7 @@ class Calibration(LightningModule):
             for _ in range(search.inner.numel() + len(search.full))
         ]
         self.natural = nn.Parameter(self._stored(self._head().start()))
-        self._waiting = torch.ones(len(self.natural), dtype=torch.bool)
+        self.waiting = torch.ones(len(self.natural), dtype=torch.bool)
 
     def settings_per_split(self, names: list[str]) -> dict[str, tuple[HeadSettings, Loss]]:
         """What each split's head starts from and is fitted for."""
@@ -206,11 +206,11 @@ class Calibration(LightningModule):
         if self.solver == "newton":
             natural = self._natural().detach().clone()
             for index, objective in objectives:
-                natural[index], self._waiting[index] = newton_step(
-                    objective, natural[index], self._waiting[index]
+                natural[index], self.waiting[index] = newton_step(
+                    objective, natural[index], self.waiting[index]
                 )
             self._write(natural)
-            self.trainer.should_stop = not self._waiting.any()
+            self.trainer.should_stop = not self.waiting.any()
         else:
             self._gradient_step(objectives)
         self._log_training(objectives)
@@ -353,10 +353,10 @@ class Calibration(LightningModule):
 
     def on_train_end(self) -> None:
         """Choose among the candidates."""
-        if self.settings.learn and self.solver == "newton" and self._waiting.any():
-            sys.stderr.write(
-                f"{int(self._waiting.sum())} of {len(self._waiting)} fits have not converged in "
-                f"{self.trainer.max_epochs} epochs; raise `--trainer.max_epochs`\n"
+        if self.settings.learn and self.solver == "newton" and self.waiting.any():
+            notice(
+                f"{int(self.waiting.sum())} of {len(self.waiting)} fits have not converged in "
+                f"{self.trainer.max_epochs} epochs; raise `--trainer.max_epochs`"
             )
         self._finish()
 

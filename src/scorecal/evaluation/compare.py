@@ -34,6 +34,7 @@ from scorecal.evaluation.intervals import Interval, adjusted, difference_p, inte
 from scorecal.functional.resampling import bootstrap_weights
 from scorecal.functional.targets import interpolated_target
 from scorecal.judging.table import Table
+from scorecal.progress import tracked
 
 RELIABLE = 0.05  # the false discovery rate of what is called reliable
 HIGHER_IS_BETTER = ("spearman", "pearson", "kendall", "qwk")
@@ -113,7 +114,7 @@ class Comparison(NamedTuple):
 def compare(case: Case, *, seed: int, resamples: int) -> Comparison:
     """Fit every method that the case has evidence for, and resample its figures."""
     drawn = case.resampled(resamples, torch.Generator().manual_seed(seed))
-    rows = [row_of(case, method, drawn) for method in methods(case.table)]
+    rows = [row_of(case, method, drawn) for method in tracked(methods(case.table), "methods")]
     return Comparison(case, rows, drawn)
 
 

@@ -25,6 +25,7 @@ from scorecal.functional.resampling import bootstrap_weights
 from scorecal.functional.scaling import rankable_score
 from scorecal.functional.targets import interpolated_target
 from scorecal.judging.table import Table
+from scorecal.progress import tracked
 
 RESAMPLES = 2000
 _BLOCK = 150_000  # resampled numbers held at once: a few of them fit in a cache
@@ -141,7 +142,7 @@ def evaluate(
     drawn = bootstrap_weights(groups, resamples=resamples, generator=generator)
     methods: dict[str, dict[str, Interval]] = {name: {} for name in _METHODS}
     methods["gain_over_constant"] = {}
-    for metric, function in METRICS.items():
+    for metric, function in tracked(METRICS.items(), "bootstrap"):
         samples: dict[str, Tensor] = {}
         points: dict[str, float] = {}
         for method, predictions in made.items():

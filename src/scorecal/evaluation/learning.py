@@ -27,6 +27,7 @@ from scorecal.evaluation.evidence import numbered_groups
 from scorecal.evaluation.intervals import interval
 from scorecal.functional.correlation import spearman
 from scorecal.functional.metrics import mean_squared_error
+from scorecal.progress import tracked
 
 SIZES = (0, 10, 25, 50, 100, 200, 400)
 _METRICS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -98,7 +99,7 @@ def learning_record(case: Case, *, draws: int, resamples: int, seed: int) -> dic
     points: dict[str, dict[str, list[float]]] = {name: {} for name in _METRICS}
     for size, train in zip(drawn.sizes, drawn.train, strict=True):
         sets = DevSets(case.table, train, case.sets.folds, seed)
-        for method in learning_methods(case):
+        for method in tracked(learning_methods(case), f"learning curve, {size} items"):
             answers = _answers(method, sets, size)
             for name, metric in _METRICS.items():
                 point, sample = _tested(case, drawn, answers, metric, weights, picked)

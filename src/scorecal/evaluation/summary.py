@@ -16,13 +16,13 @@ from scorecal.judging.table import Table
 _TITLES = {
     "spearman": "Spearman ↑",
     "pearson": "Pearson ↑",
-    "kendall": "Kendall τ-b ↑",
+    "kendall": "Kendall ↑",
     "mse": "MSE ↓",
     "mae": "MAE ↓",
     "bias": "bias → 0",
     "sdd": "SDD ↓",
     "rps": "RPS ↓",
-    "qwk": "weighted κ ↑",
+    "qwk": "QWK ↑",
 }
 LOW_MASS = 0.5
 
@@ -64,13 +64,19 @@ def write_run(
         write_records(folder / "scores.parquet", evaluation.scores)
 
 
+def _number(value: float, sign: str = "") -> str:
+    """Three decimals, fewer of large numbers."""
+    decimals = 3 - min(3, max(0, len(str(int(abs(value)))) - 1))
+    return f"{value:{sign}.{decimals}f}"
+
+
 def _figure(triple: Interval | None, sign: str = "") -> str:
     if triple is None or math.isnan(triple[0]):
         return "–"
     point, low, high = triple
     if math.isnan(low):
-        return f"{point:{sign}.3f}"
-    return f"{point:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
+        return _number(point, sign)
+    return f"{_number(point, sign)} [{_number(low, sign)}, {_number(high, sign)}]"
 
 
 def table_rows(evaluation: Evaluation) -> list[list[str]]:
@@ -111,9 +117,14 @@ def text(evaluation: Evaluation | None, fitted: Fitted, table: Table) -> str:
     if evaluation is None:
         return "\n".join(lines)
     rows = table_rows(evaluation)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines.append(f"{evaluation.items} test items")
-    for row in rows:
+    shown = [row[:4] for row in rows]  # the width of a terminal
+    widths = [max(len(row[column]) for row in shown) for column in range(4)]
+    for row in shown:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         lines.append("  ".join(cells).rstrip())
+    for column in (4, 5):
+        figures = (f"{row[0].partition(' ')[0]} {row[column].partition(' ')[0]}"
+                   for row in rows[1:] if row[0].startswith(("Spearman", "MSE")))  # fmt: skip
+        lines.append(f"{rows[0][column]}: {', '.join(figures)}")
     return "\n".join([*lines, *verdict(evaluation)])

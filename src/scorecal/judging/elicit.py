@@ -5,7 +5,6 @@ import functools
 import hashlib
 import json
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import Any
 from scorecal.judging.generation import Writing, with_texts
 from scorecal.judging.judge import Chunk, Judge, Unsupported
 from scorecal.judging.plan import Plan, Question, counts_of, make_plan, scale_entry
-from scorecal.judging.progress import bar
 from scorecal.judging.records import replacing
 from scorecal.judging.store import Store, file_checksum
 from scorecal.judging.task import Item, Task, Template
 from scorecal.judging.weights import cache_folder
+from scorecal.progress import bar, notice
 
 STORES = Path("stores")
 _LOOK = 0.5  # seconds between two looks at what is done
@@ -167,7 +166,7 @@ def _fill(
         plan = plan._replace(chunks=[Chunk(**chunk) for chunk in started["chunks"]])
     job = _Job(judge, task, plan, store)
     if first:
-        sys.stderr.write(announcement(counts_of(plan.encoded, plan.chunks), expected) + "\n")
+        notice(announcement(counts_of(plan.encoded, plan.chunks), expected))
     try:
         if trainer is None:
             job.run()
@@ -306,9 +305,9 @@ class _Job:
         if self.prompts:
             seconds = time.monotonic() - started
             remember_rate(self.plan.identity, self.tokens / seconds)
-            sys.stderr.write(
+            notice(
                 f"judged {self.prompts} prompts, computed {self.tokens} tokens in {seconds:.0f} s "
-                f"({self.prompts / seconds:.1f} prompts/s)\n"
+                f"({self.prompts / seconds:.1f} prompts/s)"
             )
 
     def rows(self, number: int) -> tuple[list[dict[str, Any]], list[int]]:
@@ -353,7 +352,7 @@ class _Job:
         try:
             values = self.judge.perplexity([question.prompt.before for question in alone])
         except Unsupported as reason:
-            sys.stderr.write(f"{reason} All random-number prompts count, none is selected.\n")
+            notice(f"{reason} All random-number prompts count, none is selected.")
             return {}
         return dict(zip([question.key for question in alone], values.tolist(), strict=True))
 

@@ -2,16 +2,15 @@
 
 import hashlib
 import json
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from scorecal.judging.judge import Judge, Unsupported
 from scorecal.judging.plan import Plan, Question
-from scorecal.judging.progress import bar
 from scorecal.judging.store import Store
 from scorecal.judging.task import Template
+from scorecal.progress import bar, notice
 
 SEED = 0
 # Enough for a pair of sentences or a paragraph. Longer inventions, which end here, would cost more
@@ -74,7 +73,7 @@ def with_texts(
     Raises:
         ValueError: the judge doesn't generate text.
     """
-    sys.stderr.write(writing.announcement(questions) + "\n")
+    notice(writing.announcement(questions))
     asked = list(questions)
     sampled = _write(
         judge,
@@ -136,5 +135,5 @@ def _write(judge: Judge, store: Store, stage: str, prompts: list[str], **options
             )
     if written:
         seconds = time.monotonic() - started
-        sys.stderr.write(f"wrote {written} {stage} texts in {seconds:.0f} s\n")
+        notice(f"wrote {written} {stage} texts in {seconds:.0f} s")
     return texts

@@ -2,7 +2,6 @@
 
 import functools
 import math
-import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from scorecal.judging.judge import Chunk, Encoded, Judge, Judgement, Prompt, Uns
 from scorecal.judging.labels import LabelTree
 from scorecal.judging.next_tokens import Line, NextTokens, Steps, chat
 from scorecal.judging.trie import in_order
+from scorecal.progress import notice
 
 _CHUNK = 256  # prompts; what an interruption loses at most
 # Digits, accents, scripts and white space, in which tokenizers differ.
@@ -205,7 +205,7 @@ class ServerJudge(Judge):
             )
         if self._files is not None:
             self._check_tokenizer(self._files)
-        sys.stderr.write(f"{self._endpoint.url} {way}\n")
+        notice(f"{self._endpoint.url} {way}")
 
     @functools.cached_property
     def _names(self) -> set[str]:

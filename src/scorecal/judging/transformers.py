@@ -14,7 +14,6 @@ Exactness, in the order in which it is easiest to lose:
 import contextlib
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -31,6 +30,7 @@ from scorecal.judging.linear import can_pack, log_softmax_at, pack_linears
 from scorecal.judging.sampling import continuations
 from scorecal.judging.trie import Packed, Tokens, continued, share
 from scorecal.judging.weights import fast_dtype
+from scorecal.progress import notice
 
 # Fixed, so that an elicitation resumed with other batches gives the same bytes.
 _PERPLEXITY_TOKENS = 1024
@@ -109,7 +109,7 @@ class TransformersJudge(Judge):
         return network
 
     def _run_plain(self, reason: str) -> None:
-        sys.stderr.write(f"judge {self.model!r} {reason}: its rows are run in plain batches\n")
+        notice(f"judge {self.model!r} {reason}: its rows are run in plain batches")
         self._packs = False
 
     def identity(self) -> dict[str, str]:

@@ -6,10 +6,11 @@ import os
 import re
 import shutil
 import struct
-import sys
 from pathlib import Path
 
 import torch
+
+from scorecal.progress import notice
 
 
 def weights_folder(model: str | None, dtype: str) -> str:
@@ -114,7 +115,7 @@ def dequantised(gguf: Path, dtype: str) -> Path:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     quiet()
-    sys.stderr.write(f"dequantising {gguf.name} into {target} (once)\n")
+    notice(f"dequantising {gguf.name} into {target} (once)")
     partial = target.with_name(f"{target.name}.{os.getpid()}")
     partial.mkdir(parents=True, exist_ok=True)
     try:
