@@ -32,7 +32,10 @@ def test_a_notice_is_a_line_on_stderr_unless_quiet(capsys):
 
 
 def test_a_quiet_fit_says_nothing_but_its_results(command, tmp_path):
-    write(tmp_path / "mine.jsonl", [*logprob_rows(), {**logprob_rows()[0], "score": None}])
+    write(
+        tmp_path / "mine.jsonl",
+        [*logprob_rows(), {**logprob_rows()[0], "id": "new", "score": None}],
+    )
     loud, quiet = command(*FIT), command(*FIT, "--quiet", "true")
     assert "left out 1 items without a gold score" in loud.err
     assert quiet.err == ""
@@ -81,4 +84,4 @@ def test_the_final_table_fits_a_terminal(command, tmp_path):
     assert max(map(len, table)) <= 80
     assert table[1].split() == ["raw", "calibrated", "difference"]
     assert table[-2].startswith("constant: Spearman –, MSE ")
-    assert table[-1].startswith("ridge reference: Spearman 0.")
+    assert table[-1].startswith("ridge reference: Spearman .")

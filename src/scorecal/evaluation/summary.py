@@ -3,6 +3,8 @@
 import json
 import math
 import platform
+import re
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -64,22 +66,29 @@ def write_run(
         write_records(folder / "scores.parquet", evaluation.scores)
 
 
-def _number(value: float, sign: str = "") -> str:
-    """Three decimals, fewer of large numbers."""
-    decimals = 3 - min(3, max(0, len(str(int(abs(value)))) - 1))
-    return f"{value:{sign}.{decimals}f}"
+def _number(value: float, sign: str) -> str:
+    return f"{value:{sign}.3f}"
 
 
-def _figure(triple: Interval | None, sign: str = "") -> str:
+def _short_number(value: float, sign: str) -> str:
+    """Three digits that count, without the zero before the point."""
+    decimals = 3 - min(3, len(str(int(abs(value))).lstrip("0")))
+    return re.sub(r"^([+-]?)0\.", r"\1.", f"{value:{sign}.{decimals}f}")
+
+
+def _figure(
+    triple: Interval | None, number: Callable[[float, str], str] = _number, sign: str = ""
+) -> str:
     if triple is None or math.isnan(triple[0]):
         return "–"
-    point, low, high = triple
-    if math.isnan(low):
-        return _number(point, sign)
-    return f"{_number(point, sign)} [{_number(low, sign)}, {_number(high, sign)}]"
+    known = triple[:1] if math.isnan(triple[1]) else triple
+    point, *ends = (number(value, sign) for value in known)
+    return f"{point} [{', '.join(ends)}]" if ends else point
 
 
-def table_rows(evaluation: Evaluation) -> list[list[str]]:
+def table_rows(
+    evaluation: Evaluation, number: Callable[[float, str], str] = _number
+) -> list[list[str]]:
     """Cells of the comparison, header first."""
     rows = [["", "raw", "calibrated", "difference", "constant", "ridge reference"]]
     for metric, title in _TITLES.items():
@@ -87,13 +96,12 @@ def table_rows(evaluation: Evaluation) -> list[list[str]]:
         rows.append(
             [
                 title,
-                _figure(figures["raw"].get(metric)),
-                _figure(figures["calibrated"].get(metric)),
-                _figure(figures["gain"].get(metric), "+"),
-                _figure(figures["constant"].get(metric)),
-                _figure(figures["reference"].get(metric)),
+                *(_figure(figures[method].get(metric), number) for method in ("raw", "calibrated")),
+                _figure(figures["gain"].get(metric), number, "+"),
+                *(_figure(figures[method].get(metric), number)
+                  for method in ("constant", "reference")),
             ]
-        )
+        )  # fmt: skip
     return rows
 
 
@@ -116,7 +124,7 @@ def text(evaluation: Evaluation | None, fitted: Fitted, table: Table) -> str:
         lines.append(f"label mass: mean {mass.mean():.2f}{warning}")
     if evaluation is None:
         return "\n".join(lines)
-    rows = table_rows(evaluation)
+    rows = table_rows(evaluation, _short_number)
     lines.append(f"{evaluation.items} test items")
     shown = [row[:4] for row in rows]  # the width of a terminal
     widths = [max(len(row[column]) for row in shown) for column in range(4)]
