@@ -280,7 +280,7 @@ def _storage(named: str | None) -> Any:
     Raises:
         ValueError: it can't be opened.
     """
-    from optuna.storages import JournalStorage, RDBStorage
+    from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
     if named is None:
@@ -290,16 +290,26 @@ def _storage(named: str | None) -> Any:
         raise ValueError(
             f"`search.storage` {named!r} is no .log, .journal or .db file and no URL. Name one."
         )
+    if "://" in named:  # SQLAlchemy's own default is the driver's older release
+        return _database(re.sub("^postgres(ql)?://", "postgresql+psycopg://", named), named)
+    Path(named).parent.mkdir(parents=True, exist_ok=True)
+    if suffix == ".db":
+        return _database(f"sqlite:///{named}", named)
+    return JournalStorage(JournalFileBackend(named))
+
+
+def _database(url: str, named: str, *, tries: int = 3) -> Any:
+    from optuna.storages import RDBStorage
+
     try:
-        if "://" in named:  # SQLAlchemy's own default is the driver's older release
-            return RDBStorage(re.sub("^postgres(ql)?://", "postgresql+psycopg://", named))
-        Path(named).parent.mkdir(parents=True, exist_ok=True)
-        if suffix == ".db":
-            return RDBStorage(f"sqlite:///{named}")
-        return JournalStorage(JournalFileBackend(named))
+        return RDBStorage(url)
     except Exception as error:  # every database has errors of its own
+        text = str(error).strip()
+        if tries > 1 and ("already exists" in text or "UniqueViolation" in text):
+            time.sleep(1)  # another worker has just made the same tables
+            return _database(url, named, tries=tries - 1)
         shown = re.sub(r"//[^@/]*@", "//…@", named)
-        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        first = next(iter(text.splitlines()), type(error).__name__)
         raise ValueError(f"`search.storage` {shown!r} can't be reached: {first}") from error
 
 
