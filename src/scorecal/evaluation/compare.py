@@ -25,8 +25,10 @@ from scorecal.calibration.methods import (
 from scorecal.evaluation.evidence import (
     METRICS,
     POINT_ONLY,
+    FoldDraws,
     Predictions,
     Truth,
+    fold_draws,
     numbered_groups,
     resampled,
 )
@@ -108,30 +110,31 @@ class Comparison(NamedTuple):
 
     case: Case
     rows: list[Row]
-    drawn: Float[Tensor, "resamples items"]
+    draws: list[FoldDraws]
 
 
 def compare(case: Case, *, seed: int, resamples: int) -> Comparison:
     """Fit every method that the case has evidence for, and resample its figures."""
     drawn = case.resampled(resamples, torch.Generator().manual_seed(seed))
-    rows = [row_of(case, method, drawn) for method in tracked(methods(case.table), "methods")]
-    return Comparison(case, rows, drawn)
+    draws = fold_draws(case.test.double(), drawn)
+    rows = [row_of(case, method, draws) for method in tracked(methods(case.table), "methods")]
+    return Comparison(case, rows, draws)
 
 
 def row_of(
     case: Case,
     method: Method,
-    drawn: Float[Tensor, "resamples items"],
+    draws: list[FoldDraws],
     metrics: tuple[str, ...] = tuple(METRICS),
 ) -> Row:
     """One method's figures."""
     answers = method.answer(case.sets)
-    used = case.test.any(0)
+    everything = Predictions(answers.score, answers.logits)
+    # Points of the test items alone: Kendall's is quadratic in the items.
+    used, all_truth = case.test.any(0), case.truth
     logits = None if answers.logits is None else answers.logits[:, used]
     made, weights = Predictions(answers.score[:, used], logits), case.test[:, used].double()
-    everything = case.truth
-    truth = Truth(everything.gold[used], everything.target[used], everything.values)
-    drawn = drawn[:, used]
+    truth = Truth(all_truth.gold[used], all_truth.target[used], all_truth.values)
     figures, samples = {}, {}
     for metric in metrics:
         if answers.logits is None and metric in ("sdd", "rps"):
@@ -140,7 +143,7 @@ def row_of(
         point = function(made, truth, weights).mean().item()
         figures[metric] = Interval(point, math.nan, math.nan)
         if metric not in POINT_ONLY and not math.isnan(point) and case.groups > 1:
-            samples[metric] = resampled(function, made, truth, weights, drawn)
+            samples[metric] = resampled(function, everything, all_truth, draws)
             figures[metric] = interval(point, samples[metric], case.groups)
     return Row(method, answers, figures, samples)
 

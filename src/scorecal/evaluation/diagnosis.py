@@ -37,7 +37,7 @@ def strength_record(comparison: Comparison) -> list[dict[str, Any]]:
                         kind, prompts=prompts, strengths=strengths, temperature=temperature
                     )
                     method = Method(RANDOM[kind], f"{temperature:g}", answer)
-                    row = row_of(case, method, comparison.drawn, ("spearman", "mse"))
+                    row = row_of(case, method, comparison.draws, ("spearman", "mse"))
                     records.append(
                         {
                             "name": RANDOM[kind],

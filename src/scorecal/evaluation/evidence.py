@@ -1,7 +1,7 @@
 """Raw beside calibrated on the same held-out items, with paired bootstrap intervals."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -139,7 +139,7 @@ def evaluate(
     generator = torch.Generator().manual_seed(seed)
     groups = numbered_groups(table)
     count = int(groups.max()) + 1
-    drawn = bootstrap_weights(groups, resamples=resamples, generator=generator)
+    draws = fold_draws(rows, bootstrap_weights(groups, resamples=resamples, generator=generator))
     methods: dict[str, dict[str, Interval]] = {name: {} for name in _METHODS}
     methods["gain_over_constant"] = {}
     for metric, function in tracked(METRICS.items(), "bootstrap"):
@@ -152,7 +152,7 @@ def evaluate(
             if metric in POINT_ONLY or math.isnan(points[method]) or count == 1:
                 samples[method] = torch.full((1,), math.nan, dtype=torch.float64)
             else:
-                samples[method] = resampled(function, predictions, truth, rows, drawn)
+                samples[method] = resampled(function, predictions, truth, draws)
         points["gain"] = points["calibrated"] - points["raw"]
         samples["gain"] = samples["calibrated"] - samples["raw"]
         if metric == "mse":
@@ -182,11 +182,11 @@ def held_out_intervals(
     made = Predictions(rankable_score(logits, table.values), logits)
     groups = numbered_groups(table)
     generator = torch.Generator().manual_seed(seed)
-    drawn = bootstrap_weights(groups, resamples=resamples, generator=generator)
+    draws = fold_draws(rows, bootstrap_weights(groups, resamples=resamples, generator=generator))
     found = {}
     for metric in ("spearman", "mse"):
         point = METRICS[metric](made, truth, rows).mean().item()
-        samples = resampled(METRICS[metric], made, truth, rows, drawn)
+        samples = resampled(METRICS[metric], made, truth, draws)
         if samples.isnan().sum() > resamples / 2:  # the rest differ too little from each other
             samples = samples[:0]
         found[metric] = interval(point, samples, int(groups.max()) + 1)
@@ -216,18 +216,31 @@ def numbered_groups(table: Table) -> Int[Tensor, " items"]:
     return torch.tensor([number[group] for group in table.groups])
 
 
+class FoldDraws(NamedTuple):
+    """A fold's own rows, and how often each resample draws them, in blocks of resamples."""
+
+    own: Int[Tensor, " own"]
+    blocks: Sequence[Float[Tensor, "block own"]]
+
+
+def fold_draws(
+    rows: Float[Tensor, "folds items"], drawn: Float[Tensor, "resamples items"]
+) -> list[FoldDraws]:
+    """What every metric of every method is resampled by, laid out once."""
+    owns = [row.nonzero().flatten() for row in rows]
+    return [FoldDraws(own, drawn[:, own].split(max(1, _BLOCK // max(1, len(own))))) for own in owns]
+
+
 def resampled(
-    function: Metric, made: Predictions, truth: Truth, rows: Tensor, drawn: Tensor
+    function: Metric, made: Predictions, truth: Truth, draws: list[FoldDraws]
 ) -> Float[Tensor, " resamples"]:
     """The metric of every resample: mean over the folds, each on its own rows."""
     folds = []
-    for fold, row in enumerate(rows):
-        own = row.nonzero().flatten()
+    for fold, (own, blocks) in enumerate(draws):
         logits = None if made.logits is None else made.logits[fold, own]
         mine = Predictions(made.score[fold, own], logits)
         truth_here = Truth(truth.gold[own], truth.target[own], truth.values)
-        parts = drawn[:, own].split(max(1, _BLOCK // len(own)))
-        folds.append(torch.cat([function(mine, truth_here, part) for part in parts]))
+        folds.append(torch.cat([function(mine, truth_here, block) for block in blocks]))
     return torch.stack(folds).mean(0)
 
 

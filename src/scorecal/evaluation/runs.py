@@ -66,8 +66,7 @@ class Run:
             Method("raw", "1", lambda sets: scored(raw, sets.table, {})),
             Method("calibrated", "learned", lambda sets: scored(logits, sets.table, {})),
         ]
-        drawn = table.gold.new_zeros(0, len(table.ids))
-        return Comparison(case, [row_of(case, method, drawn, ()) for method in methods], drawn)
+        return Comparison(case, [row_of(case, method, [], ()) for method in methods], [])
 
 
 def read_results(folder: Path) -> dict[str, Any]:
