@@ -29,7 +29,7 @@ from scorecal.evaluation.diagnosis import (
     mass_record,
     shares_record,
 )
-from scorecal.evaluation.evidence import evaluate, numbered_groups
+from scorecal.evaluation.evidence import evaluate, fold_draws, numbered_groups
 from scorecal.evaluation.intervals import difference_p, interval
 from scorecal.functional.resampling import bootstrap_weights
 from scorecal.judging.priors import Evidence
@@ -162,12 +162,21 @@ def test_every_figure_is_scipy_s_or_scikit_learn_s_mean_over_the_folds(compariso
         assert ("sdd" in row.figures) == (row.answers.logits is not None)
 
 
+def drawn_of(comparison):
+    """How often each resample draws each item, put together from the folds."""
+    whole = torch.zeros(RESAMPLES, len(comparison.case.table.ids), dtype=torch.float64)
+    for own, blocks in comparison.draws:
+        whole[:, own] = torch.cat(blocks)
+    return whole
+
+
 def test_resamples_draw_groups_once_and_recompute_every_fold(comparison):
     case, gold = comparison.case, comparison.case.table.gold.numpy()
     row = row_named(comparison, "default head", "learned")
-    assert torch.equal(comparison.drawn[:, ::2], comparison.drawn[:, 1::2])
+    drawn = drawn_of(comparison)
+    assert torch.equal(drawn[:, ::2], drawn[:, 1::2])
     for number in range(0, RESAMPLES, 7):
-        times, spearman, mse = comparison.drawn[number].long().numpy(), [], []
+        times, spearman, mse = drawn[number].long().numpy(), [], []
         for fold, test in enumerate(case.test.numpy()):
             items = np.repeat(np.flatnonzero(test), times[test])
             score = row.answers.score[fold].numpy()[items]
@@ -179,12 +188,12 @@ def test_resamples_draw_groups_once_and_recompute_every_fold(comparison):
 
 
 def test_the_same_seed_gives_the_same_figures(table, comparison):
-    again = row_of(comparison.case, methods(table)[0], comparison.drawn)
+    again = row_of(comparison.case, methods(table)[0], comparison.draws)
     assert again.figures == comparison.rows[0].figures
     drawn = bootstrap_weights(
         numbered_groups(table), resamples=RESAMPLES, generator=torch.Generator().manual_seed(0)
     )
-    assert torch.equal(drawn, comparison.drawn)
+    assert torch.equal(drawn, drawn_of(comparison))
 
 
 # Differences, and what is bold
@@ -365,7 +374,8 @@ def test_thirds_by_label_mass_divide_the_test_items(folds):
     table = make_table(50, LEVELS, dev=21)
     table = replace(table, label_mass=table.label_mass[normal(50, seed=3).argsort()])
     case = Case.of("task", table, folds, 0)
-    made = Comparison(case, [row_of(case, methods(table)[0], torch.ones(2, 50).double())], None)
+    draws = fold_draws(case.test.double(), torch.ones(2, 50).double())
+    made = Comparison(case, [row_of(case, methods(table)[0], draws)], draws)
     records = mass_record(made)
     assert [record["third"] for record in records] == ["low", "middle", "high"]
     tested = np.flatnonzero(case.test.any(0).numpy())
@@ -458,8 +468,9 @@ def gain_rates(tables, *, resamples):
             resamples=resamples,
             generator=torch.Generator().manual_seed(draws),
         )
+        draws_here = fold_draws(case.test.double(), drawn)
         chosen = [method for method in methods(table) if method.name in SOME]
-        rows = [row_of(case, method, drawn, ("spearman",)) for method in chosen]
+        rows = [row_of(case, method, draws_here, ("spearman",)) for method in chosen]
         for reference in rows:
             if reference.method.name not in ("raw", "vanilla"):
                 continue
