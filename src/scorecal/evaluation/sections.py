@@ -123,7 +123,7 @@ def scores_section(run: Run, comparison: Comparison, prefix: str) -> list[Block]
             f"Expected score, {name}, from {score.min():.2f} to {score.max():.2f} with mean "
             f"{score.mean():.2f}; gold has mean {gold.mean():.2f}"
         )
-        caption = f"The {name} score of the test items: the darker, the more of them."
+        caption = f"The {name} score of the test items: the stronger the colour, the more of them."
         blocks.append(Drawing(f"{prefix}density_{name}", figure, alt, caption, half=True))
     reliability = reliability_record(comparison)
     figure = figures.reliability_figure(
