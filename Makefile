@@ -11,8 +11,9 @@ fit: $(VENV)/ready
 demo: $(VENV)/ready
 	$(RUN) -m train fit --config demo.yaml
 
+# A process a core, each with one thread of its own; a file's tests stay together, with their fixtures.
 test: $(VENV)/ready
-	$(RUN) -m pytest -q
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -q -n auto --dist loadfile --durations 15
 
 check: $(VENV)/ready
 	$(VENV)/bin/ruff check .
