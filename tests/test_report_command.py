@@ -69,6 +69,15 @@ def test_a_study_adds_its_trials_to_the_page_of_its_run(command, tmp_path):
     record = json.loads((folder / "study.json").read_text())
     best = record["splits"]["deploy"]["best"]
     assert f"{best['values'][0]:.4f}" in page
+    (tmp_path / folder / record["run"] / "config.yaml").rename(tmp_path / "kept.yaml")
+    finished = command("report", "--runs", folder)
+    assert finished.status == 2
+    assert "is gone. Run `study` again" in finished.err
+    for key, value in (("splits", {}), ("metrics", None)):
+        (folder / "study.json").write_text(json.dumps({**record, key: value}))
+        finished = command("report", "--runs", folder)
+        assert finished.status == 2
+        assert "study.json' is damaged" in finished.err
     del record["run"]
     (folder / "study.json").write_text(json.dumps(record))
     finished = command("report", "--runs", folder)

@@ -17,6 +17,8 @@ import optuna
 import pytest
 import yaml
 
+from scorecal.calibration.trials import DevPart
+
 SWEEPS = sorted((Path(__file__).parents[1] / "sweeps").glob("optuna_*.yaml"))
 # A table without random-number prompts has no B; `batch` comes from its own rows.
 OWN = ("study", "--config", "sts.yaml", "--data.table", "own.jsonl", "--model.head.prior", "batch")
@@ -53,6 +55,10 @@ def study_of(folder: Path, name: str = "study") -> dict:
     return json.loads((folder / "runs" / "sts" / f"study-{name}" / "study.json").read_text())
 
 
+def run_of(folder: Path, record: dict) -> Path:
+    return folder / "runs" / "sts" / f"study-{record['name']}" / record["run"]
+
+
 def trials_of(record: dict, state: str = "complete") -> list[dict]:
     return [trial for trial in record["trials"] if trial["state"] == state]
 
@@ -68,7 +74,7 @@ def test_every_shipped_study_runs_and_its_best_is_fitted(path: Path, command, tm
     name = path.stem.removeprefix("optuna_")
     record = study_of(tmp_path, name)
     assert len(trials_of(record["splits"]["deploy"])) == 2
-    assert (tmp_path / record["run"] / "last.ckpt").is_file()
+    assert (run_of(tmp_path, record) / "last.ckpt").is_file()
     assert all(len(line) <= 80 for line in finished.out.splitlines()[:4])
 
 
@@ -175,7 +181,7 @@ def test_with_inverted_folds_every_fold_chooses_on_its_own_dev_part(own, command
     record = study_of(tmp_path)
     assert list(record["splits"]) == ["fold 1", "fold 2", "fold 3", "deploy"]
     best = yaml.safe_load((tmp_path / "runs/sts/study-study/best.yaml").read_text())
-    heads = json.loads((tmp_path / record["run"] / "results.json").read_text())["heads"]
+    heads = json.loads((run_of(tmp_path, record) / "results.json").read_text())["heads"]
     for head in heads:
         chosen = record["splits"][head["name"]]["best"]["params"]
         assert best["model"]["per_split"][head["name"]] == {
@@ -188,7 +194,7 @@ def test_with_inverted_folds_every_fold_chooses_on_its_own_dev_part(own, command
 
     from scorecal.calibration.fitted import Fitted
 
-    fitted = Fitted.from_checkpoint(str(tmp_path / record["run"] / "last.ckpt"))
+    fitted = Fitted.from_checkpoint(str(run_of(tmp_path, record) / "last.ckpt"))
     own_dev = {key for key, used in zip(fitted.ids, fitted.train[0], strict=True) if used}
     rows = [json.loads(line) for line in own.read_text().splitlines()]
     for row in rows:
@@ -201,7 +207,7 @@ def test_with_inverted_folds_every_fold_chooses_on_its_own_dev_part(own, command
     assert other["splits"]["fold 2"] != record["splits"]["fold 2"]
     assert torch.equal(
         fitted.heads.bias[0],
-        Fitted.from_checkpoint(str(tmp_path / other["run"] / "last.ckpt")).heads.bias[0],
+        Fitted.from_checkpoint(str(run_of(tmp_path, other) / "last.ckpt")).heads.bias[0],
     )
 
 
@@ -315,6 +321,68 @@ def postgresql(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         run("pg_ctl", "-D", data, "-m", "immediate", "stop")
 
 
+def test_a_stopped_grid_is_gone_on_with_to_its_last_point(own, command, tmp_path) -> None:
+    grid = {"low": 0.1, "high": 10.0, "step": 0.1}
+    arguments = (
+        *OWN, "--model.head.learn", "[]", "--search.sampler", "grid", "--search.storage", "g.log",
+        *space(strength=grid),
+    )  # fmt: skip
+    assert command(*arguments, "--search.trials", 37).status == 0
+    running = command(*arguments)
+    assert running.status == 0, running.err
+    record = study_of(tmp_path)["splits"]["deploy"]
+    tried = sorted(trial["params"]["model.head.strength"] for trial in trials_of(record))
+    assert tried == [round(0.1 * step, 1) for step in range(1, 101)]
+
+
+def test_more_trials_fit_a_new_best_and_equal_ones_fit_nothing(own, command, tmp_path) -> None:
+    arguments = shared("study.log", 1)
+    assert command(*arguments).status == 0
+    assert "finished before" in command(*arguments).out
+    more = command(*shared("study.log", 40))
+    assert more.status == 0, more.err
+    record = study_of(tmp_path)
+    assert record["run"] == "../version_1"
+    best = record["splits"]["deploy"]["best"]
+    head = json.loads((run_of(tmp_path, record) / "head.json").read_text())
+    assert head["lambda"] == best["params"]["model.head.strength"]
+    (tmp_path / "runs/sts/study-study/best.yaml").unlink()
+    again = command(*shared("study.log", 40))
+    assert "finished before: runs/sts/version_1" in again.out
+    assert (tmp_path / "runs/sts/study-study/best.yaml").is_file()
+    # Another run in its place is not the fit to the best.
+    shutil.rmtree(tmp_path / "runs/sts/version_1")
+    assert command("fit", *OWN[1:]).status == 0
+    finished = command("report", "--runs", "runs/sts/study-study")
+    assert finished.status == 2
+    assert "is not the fit to the best trial" in finished.err
+    assert "finished before" not in command(*shared("study.log", 40)).out
+
+
+@pytest.mark.parametrize("kept", [slice(0, 0), slice(0, 30), slice(30, 60)])
+def test_a_trial_that_was_taken_for_dead_is_no_end(kept, own, command, tmp_path, monkeypatch):
+    """Its worker goes on, and what was asked again is told by whoever does it."""
+    scores, told = DevPart.scores, []
+
+    def slow(self, trials, metrics, fold=None):
+        if not told:
+            storage = known(tmp_path / "study.log")
+            told.extend(trial.number for trial in storage[kept])
+            backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "study.log"))
+            study = optuna.load_study(
+                study_name="study", storage=optuna.storages.JournalStorage(backend)
+            )
+            for number in told:
+                study.tell(number, state=optuna.trial.TrialState.FAIL)
+            told.append(-1)
+        return scores(self, trials, metrics, fold)
+
+    monkeypatch.setattr(DevPart, "scores", slow)
+    finished = command(*shared("study.log", 20))
+    assert finished.status == 0, finished.err
+    assert len(trials_of(study_of(tmp_path)["splits"]["deploy"])) == 20
+
+
 @pytest.mark.server
 def test_two_workers_share_a_postgresql_database(own, tmp_path, postgresql) -> None:
     run_two_workers(tmp_path, postgresql)
@@ -332,6 +400,21 @@ def test_two_workers_share_a_postgresql_database(own, tmp_path, postgresql) -> N
         (space(bias={"low": 0.1, "high": 1}), "Nearest: 'model.head.ridge_bias'"),
         ((*space(strength={"low": 0, "high": 1}), "--model.head.learn", "[strength]"), "`learn`"),
         (space(strength={"low": 1, "high": 0}), "empty range"),
+        (space(strength={"low": 0, "high": 1, "step": 2}), "empty range"),
+        (space(strength={"low": 0, "high": float("inf")}), "needs a list of choices or a range"),
+        (space(strength={"low": 0, "high": 1, "log": "no"}), "needs a list of choices or a range"),
+        (space(prior_prompts={"low": 1, "high": 9, "step": 0.5}), "needs a list of choices"),
+        (space(ridge_bias=["auto", 1.0]), "name the values to try"),
+        (space(ridge_bias=[None, 1.0]), "name the values to try"),
+        (space(learn=[["bias"], ["contrast"]]), "without an assistant"),
+        (space(learn=[["bias"], ["mixing"]]), "is a search of its own"),
+        (space(learn=[["bias"], ["strength"]], strength=[0.5, 1.0]), "a learned value"),
+        (
+            ("--search.sampler", "grid", *space(strength={"low": 0, "high": 1, "step": 1e-9})),
+            "more than 10,000 points",
+        ),
+        ((*space(**RANGES), "--search.name", ".."), "a folder's name"),
+        ((*space(**RANGES), "--search.storage", "own.jsonl/x.log"), "can't be opened"),
         (space(strength={"low": 0, "high": 1, "size": 3}), "needs a list of choices or a range"),
         (space(prior={"low": 0, "high": 1}), "needs a list of choices for"),
         (space(temperature={"low": 0, "high": 1, "log": True}), "lies above 0"),
@@ -367,6 +450,25 @@ def test_a_senseless_study_is_refused_in_a_line(arguments, says, own, command, t
     assert "secret" not in finished.err
     assert len(finished.err.strip().splitlines()) == 1
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("content", [b"\x00\xff\xfe", b"{}\n", b"[1, 2]\n", b"hello\nworld\n"])
+def test_a_file_that_is_no_journal_is_named_and_left_alone(content, own, command, tmp_path):
+    (tmp_path / "mine.log").write_bytes(content)
+    finished = command(*shared("mine.log", 3))
+    assert finished.status == 2
+    assert "mine.log' is no whole journal: line 1" in finished.err
+    assert (tmp_path / "mine.log").read_bytes() == content
+
+
+def test_a_cut_journal_is_named_and_left_alone(own, command, tmp_path):
+    assert command(*shared("study.log", 3)).status == 0
+    whole = (tmp_path / "study.log").read_bytes()
+    (tmp_path / "study.log").write_bytes(whole[:-20])
+    finished = command(*shared("study.log", 6))
+    assert finished.status == 2
+    assert "take a cut last line out" in finished.err
+    assert (tmp_path / "study.log").read_bytes() == whole[:-20]
 
 
 def test_a_study_of_another_space_is_refused(own, command, tmp_path) -> None:

@@ -5,6 +5,7 @@ import errno
 import itertools
 import json
 import logging
+import os
 import re
 import sys
 import warnings
@@ -408,21 +409,40 @@ class ScoreCLI(LightningCLI):
         if outcome is None:
             print("all trials are finished; the worker that finished last fits the best")
             return
-        print(study_text(search, outcome.found))
-        if outcome.run and Path(outcome.run).is_dir():
-            print(f"finished before: {outcome.run}")
-            return
         folder = Path("runs") / self.datamodule.task.name / f"study-{search.name}"
         folder.mkdir(parents=True, exist_ok=True)
-        best = folder / "best.yaml"
-        self._write_config(best, "fit", _with_found(self._saved_settings(), outcome.found))
+        best, content = folder / "best.yaml", _with_found(self._saved_settings(), outcome.found)
         splits = {one.split: one.record for one in outcome.found}
-        _write_study(folder, {**asdict(search), "splits": splits})
+        run = Path(outcome.run) if outcome.run else None
+        if run is not None and not _is_fit_of(run, content):
+            run = None
+        self._write_config(best, "fit", content)
+        record = {**asdict(search), "run": run and _from(folder, run), "splits": splits}
+        _write_study(folder, record)
+        print(study_text(search, outcome.found))
+        if run is not None:
+            print(f"finished before: {os.path.relpath(run)}")
+            return
         quiet = str(self._settings()["quiet"]).lower()
-        run = run_cli(["fit", "--config", str(best), "--quiet", quiet])._run_folder()
+        run = run_cli(["fit", "--config", str(best), "--quiet", quiet])._run_folder().resolve()
         outcome.keep_run(run)
-        _write_study(folder, {**asdict(search), "run": str(run), "splits": splits})
+        _write_study(folder, {**record, "run": _from(folder, run)})
         print(best)
+
+
+def _from(folder: Path, run: Path) -> str:
+    """A run as seen from a study's folder, so that both can be moved together."""
+    return os.path.relpath(run, folder.resolve())
+
+
+def _is_fit_of(run: Path, content: dict[str, Any]) -> bool:
+    """Whether a folder holds the fit of a configuration."""
+    import yaml
+
+    try:
+        return bool(yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8")) == content)
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
 
 
 def _write_study(folder: Path, content: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import re
 import shlex
 import time
@@ -316,7 +317,7 @@ def run_report(arguments: list[str]) -> None:
             parts.append(run_part(runs[-1], prefix))
         elif (folder / "study.json").is_file():
             study = read_study(folder)
-            runs.append(_read_run(Path(study["run"]), show_text=given.show_text))
+            runs.append(_read_run(_run_of(study, folder), show_text=given.show_text))
             parts += [run_part(runs[-1], prefix), study_part(study, prefix)]
         else:
             raise ValueError(
@@ -328,6 +329,31 @@ def run_report(arguments: list[str]) -> None:
     typed = "python -m train report " + shlex.join(arguments)
     about = f"Written by scorecal {version('scorecal')}: `{typed}`"
     print("\n".join(map(str, written(output, "Calibration report", parts, about))))
+
+
+def _run_of(study: dict[str, Any], folder: Path) -> Path:
+    """The run directory of a study's best trial.
+
+    Raises:
+        ValueError: it isn't there, or is another run by now.
+    """
+    run = Path(os.path.relpath(folder / study["run"]))
+    if not (run / "config.yaml").is_file():
+        raise ValueError(
+            f"the run {str(run)!r} of study {str(folder)!r} is gone. Run `study` again."
+        )
+    _, model = _read_run_config(str(run / "config.yaml"))
+    splits = study["splits"]
+    for split, (settings, loss) in model.settings_per_split(list(splits)).items():
+        made = {f"model.head.{key}": value for key, value in vars(settings).items()}
+        made["model.loss"] = loss
+        for key, value in splits[split]["best"]["params"].items():
+            if str(made[key]) != str(value):
+                raise ValueError(
+                    f"the run {str(run)!r} is not the fit to the best trial of study "
+                    f"{str(folder)!r}: its `{key}` is {made[key]}, not {value}. Run `study` again."
+                )
+    return run
 
 
 def _read_run(folder: Path, *, show_text: bool) -> Run:

@@ -4,10 +4,14 @@ Trials are asked in batches, and those that differ in numbers alone are problems
 outer folds each split has a study of its own, inside its dev part.
 """
 
+import contextlib
 import difflib
 import functools
+import itertools
 import json
+import math
 import os
+import random
 import re
 import socket
 import time
@@ -32,6 +36,7 @@ _HEAD = "model.head."
 _SEARCHABLE = [*(_HEAD + one.name for one in fields(HeadSettings)), "model.loss"]
 # Trials asked at once: those of one batch don't know of one another's values.
 _BATCH = {"grid": 128, "random": 128, "tpe": 16, "gp": 8, "cmaes": 16}
+_LARGEST_GRID = 10_000
 _PATIENCE = 300.0  # seconds until a running trial of another machine is taken to be dead
 
 
@@ -80,9 +85,15 @@ class Dimension(NamedTuple):
         if self.choices is not None:
             return [str(choice) for choice in self.choices]
         assert self.step is not None
-        count = int((self.high - self.low) / self.step + 1e-9) + 1
-        values = [round(self.low + index * self.step, 12) for index in range(count)]
+        values = [round(self.low + index * self.step, 12) for index in range(self.size)]
         return [int(value) for value in values] if self.whole else values
+
+    @property
+    def size(self) -> int:
+        """How many values the grid has."""
+        if self.choices is not None:
+            return len(self.choices)
+        return 0 if self.step is None else int((self.high - self.low) / self.step + 1e-9) + 1
 
     def suggest(self, trial: "optuna.Trial") -> Any:
         """A value of the option; Optuna knows a choice by its text, as it takes plain ones only."""
@@ -100,7 +111,9 @@ class Dimension(NamedTuple):
         return self.choices[self.grid().index(stored)]
 
 
-def parse_space(settings: SearchSettings, model: Calibration, *, outer: bool) -> list[Dimension]:
+def parse_space(
+    settings: SearchSettings, model: Calibration, *, outer: bool, assisted: bool = False
+) -> list[Dimension]:
     """The dimensions that a study searches.
 
     Raises:
@@ -110,15 +123,24 @@ def parse_space(settings: SearchSettings, model: Calibration, *, outer: bool) ->
     if not settings.space:
         raise ValueError("`search.space` names no option. Add one, e.g. `model.head.strength`.")
     dimensions = [_dimension(key, given) for key, given in settings.space.items()]
-    learn = model.settings.learn
+    learns = next(
+        (one.choices for one in dimensions if one.key == f"{_HEAD}learn" and one.choices),
+        [model.settings.learn],
+    )
+    learned = {name for learn in learns for name in learn}
+    if "contrast" in learned and not assisted:
+        raise ValueError(
+            "α can't be learned without an assistant. Set `--data.assistant.table`, or take "
+            "`contrast` out of `model.head.learn`."
+        )
     for dimension in dimensions:
         key, name = dimension.key, dimension.key.rpartition(".")[2]
-        if name in learn:
+        if name in learned:
             raise ValueError(
                 f"`search.space` and `model.head.learn` both name {name!r}: a learned value is "
                 f"only a starting point. Take {name!r} out of `learn`."
             )
-        if name == "ridge_mixing" and "mixing" not in learn:
+        if name == "ridge_mixing" and "mixing" not in learned:
             raise ValueError("`model.head.ridge_mixing` has no effect: add `mixing` to `learn`.")
         if outer and name not in (*PER_SPLIT, "loss"):
             raise ValueError(
@@ -134,8 +156,13 @@ def parse_space(settings: SearchSettings, model: Calibration, *, outer: bool) ->
             raise ValueError(
                 f"CMA-ES searches numbers, `{key}` lists choices. Set `--search.sampler tpe`."
             )
+    if settings.sampler == "grid" and math.prod(one.size for one in dimensions) > _LARGEST_GRID:
+        raise ValueError(
+            f"the grid has more than {_LARGEST_GRID:,} points. Make the steps of `search.space` "
+            "larger, or set `--search.sampler random`."
+        )
     searched = {dimension.key.rpartition(".")[2] for dimension in dimensions}
-    for name, used in (("ridge_bias", bool(learn)), ("ridge_mixing", "mixing" in learn)):
+    for name, used in (("ridge_bias", bool(learned)), ("ridge_mixing", "mixing" in learned)):
         if used and name not in searched and getattr(model.settings, name) == "auto":
             raise ValueError(
                 f"`model.head.{name}: auto` is a search of its own. Give it a number, or search it."
@@ -145,7 +172,7 @@ def parse_space(settings: SearchSettings, model: Calibration, *, outer: bool) ->
 
 def _dimension(key: str, given: Any) -> Dimension:
     if key not in _SEARCHABLE:
-        near = difflib.get_close_matches(key, _SEARCHABLE, n=1, cutoff=0.0)
+        near = difflib.get_close_matches(str(key), _SEARCHABLE, n=1, cutoff=0.0)
         raise ValueError(
             f"`search.space` names {key!r}, which a study can't search. Nearest: {near[0]!r}."
         )
@@ -158,19 +185,26 @@ def _dimension(key: str, given: Any) -> Dimension:
     step = given.get("step") if isinstance(given, dict) else None
     numbers = [*ends, *([] if step is None else [step])]
     known = isinstance(given, dict) and not set(given) - {"low", "high", "step", "log"}
-    plain = all(isinstance(n, (int, float)) and not isinstance(n, bool) for n in numbers)
-    if not known or not plain or key.rpartition(".")[2] not in PER_SPLIT:
-        choices = "a list of choices" + (
-            " or a range {low, high, step or log}" if key.rpartition(".")[2] in PER_SPLIT else ""
-        )
+    plain = all(
+        isinstance(n, (int, float)) and not isinstance(n, bool) and math.isfinite(n)
+        for n in numbers
+    )
+    if key == f"{_HEAD}prior_prompts":
+        plain = plain and all(isinstance(n, int) for n in numbers)
+    log = given.get("log", False) if isinstance(given, dict) else False
+    ranged = key.rpartition(".")[2] in PER_SPLIT
+    if not (known and plain and ranged and isinstance(log, bool)):
+        choices = "a list of choices"
+        choices += " or a range {low, high, step or log: true}" if ranged else ""
         raise ValueError(f"`search.space` needs {choices} for `{key}`, got {given!r}.")
-    log = bool(given.get("log"))
-    if not ends[0] < ends[1] or (step is not None and not step > 0):
+    if not ends[0] < ends[1] or (step is not None and not 0 < step <= ends[1] - ends[0]):
         raise ValueError(f"`search.space` has an empty range for `{key}`: {given}.")
     if log and (ends[0] <= 0 or step is not None):
         raise ValueError(f"a log range lies above 0 and has no step, `{key}` is {given}.")
     low, high = (_parsed(key, end) for end in ends)
-    return Dimension(key, None, low, high, step, log)
+    found = Dimension(key, None, low, high, step, log)
+    # A range ends where its last step does; Optuna would say so each time.
+    return found if step is None else found._replace(high=low + (found.size - 1) * step)
 
 
 def _parsed(key: str, value: Any) -> Any:
@@ -183,6 +217,8 @@ def _parsed(key: str, value: Any) -> Any:
 
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Calibration, "model")
+    if value is None or value == "auto":
+        raise ValueError(f"`search.space`: `{key}` can't be {value!r}: name the values to try.")
     content: Any = value
     for name in reversed(key.split(".")):
         content = {name: content}
@@ -227,7 +263,9 @@ def run_study(settings: SearchSettings, model: Calibration, data: ScoreData) -> 
     import optuna
 
     _check(settings, model)
-    dimensions = parse_space(settings, model, outer=data.folds.outer > 0)
+    dimensions = parse_space(
+        settings, model, outer=data.folds.outer > 0, assisted=data.assistant.table is not None
+    )
     table, assistant = data.read(), data.assistant_logprobs
     assert assistant is not None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -240,13 +278,22 @@ def run_study(settings: SearchSettings, model: Calibration, data: ScoreData) -> 
         search = _Search(settings, dimensions, model, part, split, storage)
         search.run(deadline)
         searches.append(search)
-    if not any(search.mine_to_end() for search in searches):
+    if not _mine_to_end(searches):
         return None
     return Outcome(
         [search.found() for search in searches],
         [search.study for search in searches],
         searches[0].study.user_attrs.get("run"),
     )
+
+
+def _mine_to_end(searches: "list[_Search]") -> bool:
+    """Whether this worker finished last, or found everything finished."""
+    finished = [trial for search in searches for trial in search.finished()]
+    last = max(finished, key=lambda one: (one.datetime_complete, one.number))
+    workers = {trial.user_attrs.get("worker") for trial in finished}
+    me = searches[0].worker
+    return me not in workers or last.user_attrs.get("worker") == me
 
 
 def _check(settings: SearchSettings, model: Calibration) -> None:
@@ -268,9 +315,10 @@ def _check(settings: SearchSettings, model: Calibration) -> None:
         raise ValueError(f"`search.trials` must be 1 at least, got {settings.trials}.")
     if settings.timeout is not None and not settings.timeout > 0:
         raise ValueError(f"`search.timeout` must be above 0, got {settings.timeout}.")
-    if not re.fullmatch(r"[\w.-]+", settings.name):
+    if not re.fullmatch(r"\w[\w.-]{0,99}", settings.name):
         raise ValueError(
-            f"`search.name` is a folder's name (letters, digits, . _ -), got {settings.name!r}."
+            "`search.name` is a folder's name (up to 100 letters, digits, . _ -), got "
+            f"{settings.name[:120]!r}."
         )
 
 
@@ -292,10 +340,36 @@ def _storage(named: str | None) -> Any:
         )
     if "://" in named:  # SQLAlchemy's own default is the driver's older release
         return _database(re.sub("^postgres(ql)?://", "postgresql+psycopg://", named), named)
-    Path(named).parent.mkdir(parents=True, exist_ok=True)
-    if suffix == ".db":
-        return _database(f"sqlite:///{named}", named)
-    return JournalStorage(JournalFileBackend(named))
+    # Optuna's lock of a relative path in another folder would wait for ever.
+    path = Path(named).resolve()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if suffix == ".db":
+            return _database(f"sqlite:///{path}", named)
+        _refuse_no_journal(path)
+        return JournalStorage(JournalFileBackend(str(path)))
+    except OSError as error:
+        raise ValueError(f"`search.storage` {named!r} can't be opened: {error}.") from error
+
+
+def _refuse_no_journal(path: Path) -> None:
+    """Raise ValueError where a file holds what Optuna did not write."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    if content and not content.endswith(b"\n"):
+        time.sleep(1)  # perhaps another worker is writing
+        content = path.read_bytes()
+    for number, line in enumerate(content.splitlines(keepends=True), 1):
+        try:
+            whole = line.endswith(b"\n") and "worker_id" in json.loads(line)
+        except (ValueError, TypeError):
+            whole = False
+        if not whole:
+            raise ValueError(
+                f"`search.storage` {str(path)!r} is no whole journal: line {number} can't be read. "
+                "Name another file, or take a cut last line out."
+            )
 
 
 def _database(url: str, named: str, *, tries: int = 3) -> Any:
@@ -308,8 +382,8 @@ def _database(url: str, named: str, *, tries: int = 3) -> Any:
         if tries > 1 and ("already exists" in text or "UniqueViolation" in text):
             time.sleep(1)  # another worker has just made the same tables
             return _database(url, named, tries=tries - 1)
-        shown = re.sub(r"//[^@/]*@", "//…@", named)
-        first = next(iter(text.splitlines()), type(error).__name__)
+        shown = re.sub("//.*@", "//…@", named)
+        first = re.sub("//.*@", "//…@", next(iter(text.splitlines()), type(error).__name__))
         raise ValueError(f"`search.storage` {shown!r} can't be reached: {first}") from error
 
 
@@ -345,11 +419,12 @@ class _Search:
         )
         self._refuse_other(name)
         self.total = settings.trials or 100
+        self.grid: list[dict[str, Any]] = []
         if settings.sampler == "grid":
-            size = 1
-            for dimension in dimensions:
-                size *= len(dimension.grid())
-            self.total = min(settings.trials or size, size)
+            points = itertools.product(*(one.grid() for one in dimensions))
+            self.grid = [dict(zip(settings.space, point, strict=True)) for point in points]
+            random.Random(model.seed).shuffle(self.grid)  # so that a part of it is spread
+            self.total = min(settings.trials or len(self.grid), len(self.grid))
 
     def _sampler(self) -> Any:
         from optuna import samplers
@@ -358,12 +433,7 @@ class _Search:
         seed = self.model.seed + (os.getpid() if self.shared else 0)
         seed %= 2**32
         kind = self.settings.sampler
-        if kind == "grid":
-            grid = samplers.GridSampler({one.key: one.grid() for one in self.dimensions}, seed=seed)
-            # It would end the study by itself, which works inside `Study.optimize` only.
-            grid.after_trial = lambda *_: None  # type: ignore[method-assign]
-            return grid
-        if kind == "random":
+        if kind in ("random", "grid"):  # points of a grid are enqueued
             return samplers.RandomSampler(seed=seed)
         if kind == "tpe":
             return samplers.TPESampler(seed=seed)
@@ -410,14 +480,18 @@ class _Search:
                 batch = self._ask(deadline)
                 if batch:
                     self._evaluate(batch)
-                    finished = len(self._finished())
+                    finished = len(self.finished())
                     progress.update(
                         task, completed=finished, done=f"{finished}/{self.total} trials"
                     )
                 elif self._count("RUNNING"):
                     time.sleep(0.2)
                 else:
-                    return
+                    break
+        if not self._count("COMPLETE"):
+            raise ValueError(
+                f"study {self.study.study_name!r} has no finished trial. Raise `--search.timeout`."
+            )
 
     def _trials(self, *states: str) -> "list[optuna.trial.FrozenTrial]":
         from optuna.trial import TrialState
@@ -428,7 +502,8 @@ class _Search:
     def _count(self, *states: str) -> int:
         return len(self._trials(*states))
 
-    def _finished(self) -> "list[optuna.trial.FrozenTrial]":
+    def finished(self) -> "list[optuna.trial.FrozenTrial]":
+        """Trials that need no more work."""
         return self._trials("COMPLETE", "PRUNED")
 
     def _retry_dead(self) -> None:
@@ -438,13 +513,24 @@ class _Search:
         for trial in self._trials("RUNNING") if self.shared else []:
             host, _, process = trial.user_attrs.get("worker", "").partition(" ")
             here = host == socket.gethostname()
-            if here and not _alive(int(process)) or _age(trial) > _PATIENCE:
+            if not _alive(int(process)) if here else _age(trial) > _PATIENCE:
                 try:
                     self.study.tell(trial.number, state=TrialState.FAIL)
                 except ValueError:  # another worker has seen it too
                     continue
-                if len(trial.params) == len(self.dimensions):
-                    self.study.enqueue_trial(trial.params)
+                asked = trial.params or trial.system_attrs.get("fixed_params", {})
+                if len(asked) == len(self.dimensions) and not self.grid:
+                    self.study.enqueue_trial(asked)
+
+    def _enqueue_missing(self, count: int) -> None:
+        """Enqueue points of the grid that no trial has."""
+        known = [
+            trial.params or trial.system_attrs.get("fixed_params", {})
+            for trial in self._trials("COMPLETE", "PRUNED", "RUNNING", "WAITING")
+        ]
+        missing = [point for point in self.grid if point not in known]
+        for point in missing[: max(0, count - self._count("WAITING"))]:
+            self.study.enqueue_trial(point)
 
     def _ask(self, deadline: float) -> "list[tuple[optuna.Trial, Trial]]":
         """A batch of trials and what they are; none where enough are finished or under way."""
@@ -453,19 +539,39 @@ class _Search:
         wanted = self.total - self._count("COMPLETE", "PRUNED", "RUNNING")
         if time.monotonic() > deadline:
             wanted = 0
+        wanted = min(wanted, _BATCH[self.settings.sampler])
+        if self.grid:
+            self._enqueue_missing(wanted)
         batch = []
-        for _ in range(min(wanted, _BATCH[self.settings.sampler])):
+        for _ in range(wanted):
             trial = self.study.ask()
             trial.set_user_attr("worker", self.worker)
             batch.append((trial, {one.key: one.suggest(trial) for one in self.dimensions}))
-        if self.shared and batch:  # two workers may have asked for the last ones at once
-            known = sorted(t.number for t in self._trials("COMPLETE", "PRUNED", "RUNNING"))
-            surplus = set(known[self.total :])
+        if self.shared and batch:  # two workers may have asked for the same or the last at once
+            surplus = self._surplus()
             for trial, _values in batch:
                 if trial.number in surplus:
                     self.study.tell(trial, state=TrialState.FAIL)
             batch = [pair for pair in batch if pair[0].number not in surplus]
         return [(trial, self._trial(values)) for trial, values in batch]
+
+    def _surplus(self) -> set[int]:
+        """Numbers of the trials beyond the total, and of those that repeat a point of the grid."""
+        trials = self._trials("COMPLETE", "PRUNED", "RUNNING")
+        trials.sort(key=lambda trial: trial.number)
+        kept: list[dict[str, Any]] = []
+        surplus = set()
+        for trial in trials:
+            if len(kept) >= self.total or (self.grid and trial.params in kept):
+                surplus.add(trial.number)
+            else:
+                kept.append(trial.params)
+        return surplus
+
+    def _tell(self, trial: "optuna.Trial", *values: Any, **state: Any) -> None:
+        """Tell, unless another worker has taken this one for dead meanwhile."""
+        with contextlib.suppress(ValueError):
+            self.study.tell(trial, *values, **state)
 
     def _trial(self, values: dict[str, Any]) -> Trial:
         head = {key.removeprefix(_HEAD): value for key, value in values.items()}
@@ -477,7 +583,7 @@ class _Search:
         if self.settings.pruner == "none":
             scores = self.part.scores([one for _, one in batch], metrics).mean(-1)
             for (trial, _), values in zip(batch, scores.tolist(), strict=True):
-                self.study.tell(trial, values)
+                self._tell(trial, values)
             return
         self._race(batch)
 
@@ -498,25 +604,14 @@ class _Search:
                 break
             for index in list(alive):
                 if batch[index][0].should_prune():
-                    self.study.tell(batch[index][0], state=TrialState.PRUNED)
+                    self._tell(batch[index][0], state=TrialState.PRUNED)
                     alive.remove(index)
             if not alive:
                 return
         for index in alive:
-            self.study.tell(batch[index][0], sums[index] / self.part.count)
+            self._tell(batch[index][0], sums[index] / self.part.count)
 
     # What came out
-
-    def mine_to_end(self) -> bool:
-        """Whether this worker finished last, or found everything finished."""
-        finished = self._finished()
-        last = max(finished, key=lambda one: (one.datetime_complete, one.number), default=None)
-        if last is None:
-            raise ValueError(
-                f"study {self.study.study_name!r} has no finished trial. Raise `--search.timeout`."
-            )
-        mine = [one for one in finished if one.user_attrs.get("worker") == self.worker]
-        return not mine or last.user_attrs.get("worker") == self.worker
 
     def found(self) -> Found:
         """The best values, and all trials as plain numbers."""
@@ -585,8 +680,8 @@ class _Search:
         if len(self.dimensions) < 2 or len(complete) < 10:
             return shares
         for at, metric in enumerate(self.settings.metrics):
-            with warnings.catch_warnings():  # it says each time that it looks at low values
-                warnings.filterwarnings("ignore", message="PedAnova")
+            with warnings.catch_warnings():  # that it looks at low values, that trials are equal
+                warnings.simplefilter("ignore")
                 found = get_param_importances(
                     self.study,
                     evaluator=PedAnovaImportanceEvaluator(),

@@ -62,11 +62,10 @@ def read_study(folder: Path) -> dict[str, Any]:
     path = folder / "study.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        for record in content["splits"].values():
-            _ = record["best"]["values"], record["front"], record["importances"], record["trials"]
-    except (LookupError, TypeError, AttributeError, json.JSONDecodeError):
+        study_part(content)
+    except (LookupError, TypeError, AttributeError, ValueError):
         raise ValueError(f"{str(path)!r} is damaged. Run `study` again.") from None
-    if not content.get("run"):
+    if not isinstance(content.get("run"), str):
         raise ValueError(
             f"study {str(folder)!r} ended before its best trial was fitted. Run `study` again."
         )

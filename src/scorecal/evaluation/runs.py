@@ -81,6 +81,9 @@ def read_results(folder: Path) -> dict[str, Any]:
         items = content["items"]
         if items:
             Evaluation.from_results(content)
+            _ = content["judge"].items(), content["versions"].items(), int(content["seed"])
+            _ = content["data"]["label_mass"], f"{items:,}"
+            _ = f"{content['head']['lambda']:.3g}", content["head"]["prior"]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{str(path)!r} is damaged. Fit again.") from None
     if not items:
