@@ -20,6 +20,7 @@ from scorecal.calibration.module import Calibration
 from scorecal.evaluation.blocks import markdown
 from scorecal.evaluation.compare import Case, compare
 from scorecal.evaluation.diagnosis import case_record
+from scorecal.evaluation.drawing import NoFigures
 from scorecal.evaluation.evidence import RESAMPLES
 from scorecal.evaluation.learning import learning_record
 from scorecal.evaluation.page import written
@@ -29,7 +30,6 @@ from scorecal.evaluation.report import (
     read_study,
     run_part,
     runs_part,
-    study_part,
 )
 from scorecal.evaluation.runs import Run, read_results
 from scorecal.judging.elicit import STORES, refuse_other_identity
@@ -175,9 +175,7 @@ def _write(
     written = [folder / name for name in texts]
     try:
         written += draw(tasks, folder)
-    except ValueError as error:  # the tables are worth having without the figures
-        if "matplotlib" not in str(error):
-            raise
+    except NoFigures as error:  # the tables are worth having without the figures
         notice(f"no figures: {error}")
     return written
 
@@ -316,9 +314,9 @@ def run_report(arguments: list[str]) -> None:
             runs.append(_read_run(folder, show_text=given.show_text))
             parts.append(run_part(runs[-1], prefix))
         elif (folder / "study.json").is_file():
-            study = read_study(folder)
+            study, part = read_study(folder, prefix)
             runs.append(_read_run(_run_of(study, folder), show_text=given.show_text))
-            parts += [run_part(runs[-1], prefix), study_part(study, prefix)]
+            parts += [run_part(runs[-1], prefix), part]
         else:
             raise ValueError(
                 f"{str(folder)!r} holds no results.json of `fit`, study.json of `study` or "

@@ -31,6 +31,7 @@ from scorecal.progress import bar
 if TYPE_CHECKING:
     import optuna
 
+Point = tuple[Any, ...]  # a value of each dimension, as Optuna keeps it
 Sampler = Literal["grid", "random", "tpe", "gp", "cmaes"]
 _HEAD = "model.head."
 _SEARCHABLE = [*(_HEAD + one.name for one in fields(HeadSettings)), "model.loss"]
@@ -419,10 +420,9 @@ class _Search:
         )
         self._refuse_other(name)
         self.total = settings.trials or 100
-        self.grid: list[dict[str, Any]] = []
+        self.grid: list[Point] = []
         if settings.sampler == "grid":
-            points = itertools.product(*(one.grid() for one in dimensions))
-            self.grid = [dict(zip(settings.space, point, strict=True)) for point in points]
+            self.grid = list(itertools.product(*(one.grid() for one in dimensions)))
             random.Random(model.seed).shuffle(self.grid)  # so that a part of it is spread
             self.total = min(settings.trials or len(self.grid), len(self.grid))
 
@@ -518,19 +518,25 @@ class _Search:
                     self.study.tell(trial.number, state=TrialState.FAIL)
                 except ValueError:  # another worker has seen it too
                     continue
-                asked = trial.params or trial.system_attrs.get("fixed_params", {})
-                if len(asked) == len(self.dimensions) and not self.grid:
-                    self.study.enqueue_trial(asked)
+                if None not in self._point(trial) and not self.grid:
+                    self._enqueue(self._point(trial))
+
+    def _point(self, trial: "optuna.trial.FrozenTrial") -> Point:
+        """What a trial was asked, option by option; None where that isn't known yet."""
+        asked = trial.params or trial.system_attrs.get("fixed_params", {})
+        return tuple(asked.get(one.key) for one in self.dimensions)
+
+    def _enqueue(self, point: Point) -> None:
+        keys = (one.key for one in self.dimensions)
+        self.study.enqueue_trial(dict(zip(keys, point, strict=True)))
 
     def _enqueue_missing(self, count: int) -> None:
         """Enqueue points of the grid that no trial has."""
-        known = [
-            trial.params or trial.system_attrs.get("fixed_params", {})
-            for trial in self._trials("COMPLETE", "PRUNED", "RUNNING", "WAITING")
-        ]
+        trials = self._trials("COMPLETE", "PRUNED", "RUNNING", "WAITING")
+        known = {self._point(trial) for trial in trials}
         missing = [point for point in self.grid if point not in known]
         for point in missing[: max(0, count - self._count("WAITING"))]:
-            self.study.enqueue_trial(point)
+            self._enqueue(point)
 
     def _ask(self, deadline: float) -> "list[tuple[optuna.Trial, Trial]]":
         """A batch of trials and what they are; none where enough are finished or under way."""
@@ -559,13 +565,15 @@ class _Search:
         """Numbers of the trials beyond the total, and of those that repeat a point of the grid."""
         trials = self._trials("COMPLETE", "PRUNED", "RUNNING")
         trials.sort(key=lambda trial: trial.number)
-        kept: list[dict[str, Any]] = []
-        surplus = set()
+        points: set[Point] = set()
+        kept, surplus = 0, set()
         for trial in trials:
-            if len(kept) >= self.total or (self.grid and trial.params in kept):
+            point = self._point(trial)
+            if kept >= self.total or (self.grid and point in points):
                 surplus.add(trial.number)
             else:
-                kept.append(trial.params)
+                kept += 1
+                points.add(point)
         return surplus
 
     def _tell(self, trial: "optuna.Trial", *values: Any, **state: Any) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.loggers import Logger, WandbLogger
 
 from scorecal.evaluation.diagnosis import bias_record
+from scorecal.evaluation.drawing import NoFigures
 from scorecal.evaluation.evidence import Evaluation
 from scorecal.evaluation.figures import latent_bias_figure, score_share_figure
 from scorecal.evaluation.summary import table_rows
@@ -97,9 +98,7 @@ def log_results(
             logged["comparison"] = wandb.Table(columns=["metric", *methods], data=rows)
         try:
             logged |= _figures(table, shares, shares_of)
-        except ValueError as error:  # the rest is worth having without the figures
-            if "matplotlib" not in str(error):
-                raise
+        except NoFigures as error:  # the rest is worth having without the figures
             notice(f"no figures logged: {error}")
         logger.experiment.log(logged)
 

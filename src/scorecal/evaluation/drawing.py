@@ -74,13 +74,17 @@ _MOST_TICKS = 12
 _MOST_MARKERS = 20
 
 
+class NoFigures(ValueError):
+    """The library that draws is missing."""
+
+
 @contextlib.contextmanager
 def figure_style() -> Iterator[None]:
     """The library's own defaults and `_STYLE`, whatever the user's settings, then those again."""
     try:
         import matplotlib.style
     except ImportError:
-        raise ValueError("figures need matplotlib. Run `pip install 'scorecal[report]'`.") from None
+        raise NoFigures("figures need matplotlib. Run `pip install 'scorecal[report]'`.") from None
     with matplotlib.style.context(_STYLE, after_reset=True), warnings.catch_warnings():
         # A judge's name may be in letters that the font lacks: boxes say so.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")

@@ -7,7 +7,7 @@ import itertools
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scorecal.evaluation.drawing import (
     COLOURS,
@@ -79,11 +79,7 @@ def latent_bias_figure(
             source, _, selection = name.partition(", ")
             look = {**looks[source], "linestyle": dashes[selections.index(selection) % 4]}
             label_line(axis, probs, label=name, **look)
-        axis.axhline(1 / len(labels), label="uniform", color=GREY, linestyle="--", linewidth=1)
-        label_axis(axis, labels)
-    from_zero(axes)
-    describe_axes(axes, "Score label", "Probability")
-    return finish(figure, axes, title)
+    return _finish_beside_uniform(figure, axes, labels, title)
 
 
 @figure_style()
@@ -99,6 +95,13 @@ def number_bias_figure(
             shift = (number - (len(series) - 1) / 2) * width
             places = [place + shift for place in range(len(probs))]
             axis.bar(places, finite(probs), width=width, color=looks[name]["color"], label=name)
+    return _finish_beside_uniform(figure, axes, labels, title)
+
+
+def _finish_beside_uniform(
+    figure: "matplotlib.figure.Figure", axes: Sequence[Any], labels: Sequence[str], title: str
+) -> "matplotlib.figure.Figure":
+    for axis in axes:
         axis.axhline(1 / len(labels), label="uniform", color=GREY, linestyle="--", linewidth=1)
         label_axis(axis, labels)
     from_zero(axes)

@@ -8,7 +8,7 @@ from typing import Any
 from scorecal.calibration.trials import HIGHER
 from scorecal.evaluation import figures, sections
 from scorecal.evaluation.blocks import Drawing, Grid, Heading, Part
-from scorecal.evaluation.drawing import described
+from scorecal.evaluation.drawing import NoFigures, described
 from scorecal.evaluation.presentation import drawn, tables
 from scorecal.evaluation.runs import Run
 from scorecal.evaluation.sections import shown_interval
@@ -53,8 +53,8 @@ def comparison_part(folder: Path, prefix: str = "") -> Part:
     return result
 
 
-def read_study(folder: Path) -> dict[str, Any]:
-    """A study's study.json.
+def read_study(folder: Path, prefix: str = "") -> tuple[dict[str, Any], Part]:
+    """A study's study.json, and what a page says of it.
 
     Raises:
         ValueError: it is damaged, or the best trial was never fitted.
@@ -62,17 +62,19 @@ def read_study(folder: Path) -> dict[str, Any]:
     path = folder / "study.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        study_part(content)
+        part = _study_part(content, prefix)
+    except NoFigures:
+        raise
     except (LookupError, TypeError, AttributeError, ValueError):
         raise ValueError(f"{str(path)!r} is damaged. Run `study` again.") from None
     if not isinstance(content.get("run"), str):
         raise ValueError(
             f"study {str(folder)!r} ended before its best trial was fitted. Run `study` again."
         )
-    return content
+    return content, part
 
 
-def study_part(content: dict[str, Any], prefix: str = "") -> Part:
+def _study_part(content: dict[str, Any], prefix: str) -> Part:
     """What a study tried, what came of it and what mattered."""
     splits, metrics = content["splits"], content["metrics"]
     titles = {split: "" if len(splits) == 1 else split for split in splits}
