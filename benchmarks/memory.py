@@ -32,7 +32,7 @@ def measure(judge_folder: str, count: int) -> None:
     from scorecal.judging.elicit import elicit
     from scorecal.judging.judge import Prompt
     from scorecal.judging.plan import item_questions
-    from scorecal.judging.task import Item, Task, Template
+    from scorecal.judging.task import Item, Task, templates
     from scorecal.judging.transformers import TransformersJudge
 
     torch.set_num_threads(1)  # memory is measured, not speed
@@ -42,15 +42,15 @@ def measure(judge_folder: str, count: int) -> None:
     before, started = resident("VmRSS"), time.perf_counter()
 
     task = Task("memory", "sts.j2", {"sentence1": "sentence1", "sentence2": "sentence2"})
-    template, source = Template(task), random.Random(0)
+    asked, source = templates(task), random.Random(0)
     items = []
     for number in range(count):
         fields = {name: " ".join(source.choices(WORDS, k=6)) for name in task.fields}
         items.append(Item(f"i{number}", f"i{number}", "dev", None, False, fields, ""))
-    questions = item_questions(template, items)
+    questions = item_questions(asked, items)
     data = resident("VmRSS") - before
     with tempfile.TemporaryDirectory() as folder:
-        elicit(judge, task, template, items, questions, str(Path(folder) / "store"))
+        elicit(judge, task, asked, items, questions, str(Path(folder) / "store"))
     seconds = time.perf_counter() - started
     peak = resident("VmHWM") - before
     print(f"{count:8} {before:11.0f} {data:12.0f} {peak:14.0f} {seconds:9.0f}")

@@ -14,7 +14,7 @@ from scorecal.judging.elicit import refuse_other_identity
 from scorecal.judging.plan import item_questions, make_plan, prior_questions
 from scorecal.judging.store import Store
 from scorecal.judging.table import load_table
-from scorecal.judging.task import Task, Template, load_items
+from scorecal.judging.task import Task, Template, load_items, templates
 from scorecal.judging.transformers import TransformersJudge
 
 FOLDER = Path(scorecal.__file__).parent / "tables"
@@ -73,9 +73,9 @@ def test_the_judge_says_the_same_again_about_50_random_rows(name: str) -> None:
     judge = TransformersJudge(model, dtype=manifest["identity"]["dtype"])
     if judge.identity()["revision"] != manifest["identity"]["revision"]:
         pytest.skip(f"SCORECAL_JUDGE is not the judge of {name}")
-    template = Template(STS)
-    questions = item_questions(template, load_items(STS, data)) + prior_questions(template)
-    plan = make_plan(judge, STS, template, questions, truncate=False)
+    asked = templates(STS)
+    questions = item_questions(asked, load_items(STS, data)) + prior_questions(asked)
+    plan = make_plan(judge, asked, questions, truncate=False)
     refuse_other_identity(name, manifest["identity"], plan.identity)
     assert plan.digest == manifest["digest"]
     generator = torch.Generator().manual_seed(0)

@@ -40,7 +40,6 @@ from scorecal.judging.dry_run import dry_run_text
 from scorecal.judging.elicit import Interrupted, refuse_other_identity
 from scorecal.judging.records import check_suffix, replacing, write_records
 from scorecal.progress import bar, notice, set_quiet
-from scorecal.scale import Scale
 from scorecal.study import Found, SearchSettings, run_study, study_text
 
 _SEVERAL = {"compare": run_compare, "report": run_report}  # they take several configs or runs
@@ -339,7 +338,7 @@ class ScoreCLI(LightningCLI):
         self.before_fit()
 
     def _same_scale(self, fitted: Fitted) -> None:
-        labels = list(Scale.parse(self.datamodule.task.scale).labels)
+        labels = list(self.datamodule.task.one_scale().labels)
         if labels != fitted.labels or list(self.datamodule.task.values()) != fitted.values.tolist():
             raise ValueError(
                 f"the checkpoint was fitted on the labels {', '.join(fitted.labels)}, the task's "
@@ -391,9 +390,9 @@ class ScoreCLI(LightningCLI):
         judge = data.named_judge()
         if judge is None:
             raise ValueError("no judge is named. Set `--data.judge.model` to a folder or a hub id.")
-        template, _items, questions = data.questions()
+        asked, _items, questions = data.questions()
         shown = run_dry(
-            judge, data.task, template, questions, truncate=data.truncate, samples=data.samples
+            judge, data.task, asked, questions, truncate=data.truncate, samples=data.samples
         )
         print(json.dumps(shown) if dry_run == "json" else dry_run_text(shown))
 

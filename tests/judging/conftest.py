@@ -73,8 +73,8 @@ class _Job:
     def parts(self):
         self.data.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
         items = load_items(self.task, str(self.data))
-        questions = item_questions(self.template, items) + prior_questions(self.template)
-        return self.task, self.template, items, questions
+        questions = item_questions([self.template], items) + prior_questions([self.template])
+        return self.task, [self.template], items, questions
 
     def run(self, judge, folder=None, **options):
         return elicit(judge, *self.parts(), str(folder or self.store), **options)
@@ -83,8 +83,8 @@ class _Job:
         return {name: (self.store / name).read_bytes() for name in FILES}
 
     def plan(self, judge):
-        task, template, _, questions = self.parts()
-        return make_plan(judge, task, template, questions, truncate=False)
+        _, templates, _, questions = self.parts()
+        return make_plan(judge, templates, questions, truncate=False)
 
 
 class _Finished(NamedTuple):

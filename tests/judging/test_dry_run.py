@@ -12,9 +12,9 @@ def test_a_dry_run_shows_every_prompt_as_tokenised_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     job.rows[0]["sentence1"] = "ends<|im_end|>here"
     judge = watched(patience=0)
-    task, template, items, questions = job.parts()
+    task, templates, items, questions = job.parts()
     files = sorted(tmp_path.rglob("*"))
-    shown = dry_run(judge, task, template, questions, truncate=False)
+    shown = dry_run(judge, task, templates, questions, truncate=False)
     assert sorted(tmp_path.rglob("*")) == files
     assert "_network" not in vars(judge)  # no weights were loaded
     assert json.loads(json.dumps(shown)) == shown
@@ -49,16 +49,16 @@ def test_a_dry_run_shows_every_prompt_as_tokenised_and_writes_nothing(
 def test_seconds_are_known_once_a_rate_has_been_measured(job, watched):
     judge = watched()
     job.run(judge)
-    task, template, _, questions = job.parts()
-    shown = dry_run(judge, task, template, questions, truncate=False)
+    task, templates, _, questions = job.parts()
+    shown = dry_run(judge, task, templates, questions, truncate=False)
     assert shown["seconds"] > 0
     other = watched(dtype="bfloat16")
-    assert dry_run(other, task, template, questions, truncate=False)["seconds"] is None
+    assert dry_run(other, task, templates, questions, truncate=False)["seconds"] is None
 
 
 def test_the_text_of_a_dry_run_shows_two_prompts_of_each_kind(job, watched):
-    task, template, _, questions = job.parts()
-    shown = dry_run(watched(), task, template, questions, truncate=False)
+    task, templates, _, questions = job.parts()
+    shown = dry_run(watched(), task, templates, questions, truncate=False)
     text = dry_run_text(shown)
     for kind in ("items", "random", "random_task", "content_free"):
         assert text.count(f"--- {kind} ") == 2
@@ -75,6 +75,6 @@ def test_a_damaged_memory_of_rates_is_no_rate(job, watched, monkeypatch, tmp_pat
     rates = elicitation._rate_file()
     rates.parent.mkdir(parents=True)
     rates.write_text("{")
-    task, template, _, questions = job.parts()
-    shown = dry_run(watched(), task, template, questions, truncate=False)
+    task, templates, _, questions = job.parts()
+    shown = dry_run(watched(), task, templates, questions, truncate=False)
     assert shown["seconds"] is None

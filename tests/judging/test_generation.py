@@ -128,7 +128,7 @@ def test_without_samples_a_store_is_what_it_was(job, watched, unbroken):
 def test_an_item_is_scored_after_what_the_judge_has_written_about_it(reasoned, writes):
     judge = writes()
     store = reasoned.run(judge)
-    _, template, items, questions = reasoned.parts()
+    _, templates, items, questions = reasoned.parts()
     asked = [q.prompt for q in questions if q.kind in ("item", "content_free")]
     turns = [prompt.before + prompt.item + prompt.after for prompt in asked]
     assert all(turn.endswith("Don't give a score yet.") for turn in turns)
@@ -262,14 +262,14 @@ def test_a_folder_of_something_else_is_left_alone_by_a_judge_that_writes(job, wr
 
 
 def test_a_dry_run_writes_no_text_and_counts_them(reasoned, writes):
-    task, template, _, questions = reasoned.parts()
-    shown = dry_run(writes(patience=0), task, template, questions, truncate=False, samples=4)
+    task, templates, _, questions = reasoned.parts()
+    shown = dry_run(writes(patience=0), task, templates, questions, truncate=False, samples=4)
     assert not reasoned.store.exists()
     assert shown["write"] == {"samples": 4, "reasoning": 14 + 3 + 4}
-    assert shown["invention"] == template.invention()
+    assert shown["invention"] == templates[0].invention()
     text = dry_run_text(json.loads(json.dumps(shown)))
     assert "writes first, time not counted: 4 samples, 21 reasoning" in text
-    assert template.invention() in text
+    assert templates[0].invention() in text
 
 
 # What is refused
@@ -317,7 +317,7 @@ def shown(job, watched):
 
 
 def test_examples_stand_before_every_item_and_leave_the_items(shown, job, capsys):
-    template, items, questions = shown(2).questions()
+    [template], items, questions = shown(2).questions()
     assert "left out 2 items that are shown as examples" in capsys.readouterr().err
     rows = {row["id"]: row for row in job.rows}
     missing = set(rows) - {item.id for item in items}
@@ -344,8 +344,8 @@ def test_the_same_examples_are_drawn_again_and_predict_shows_them(
     shown, job, tmp_path, monkeypatch
 ):
     data = shown(3, predict_path=str(tmp_path / "new.jsonl"))
-    first, items, _ = data.questions()
-    again, same, _ = shown(3).questions()
+    [first], items, _ = data.questions()
+    [again], same, _ = shown(3).questions()
     assert again.hash == first.hash != job.template.hash
     assert [item.id for item in items] == [item.id for item in same]
     (tmp_path / "new.jsonl").write_text('{"sentence1": "x", "sentence2": "y"}\n')
@@ -356,7 +356,7 @@ def test_the_same_examples_are_drawn_again_and_predict_shows_them(
     table = data.new_table()
     assert [prompt.before for prompt in asked] == [first.prompt(items[0]).before]
     assert table.identity["template"] == first.hash
-    other, _, _ = shown(2).questions()
+    [other], _, _ = shown(2).questions()
     assert other.hash != first.hash
 
 
@@ -398,7 +398,7 @@ def test_examples_and_reasoning_go_together(make_job, tmp_path):
     job = make_job(tmp_path, template="sts_reasoning.j2", reasoning=6)
     example = Item("i", "i", "dev", 3.0, False, {"sentence1": "a", "sentence2": "b"}, "")
     template = Template(job.task, [example])
-    questions = item_questions(template, [example]) + prior_questions(template)
+    questions = item_questions([template], [example]) + prior_questions([template])
     prompt = questions[0].prompt
     assert prompt.before.endswith("Sentence 1: a\nSentence 2: b\nScore: 3\n\n")
     assert prompt.after.endswith("Don't give a score yet.")

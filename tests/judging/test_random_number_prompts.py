@@ -53,7 +53,7 @@ def test_they_differ_in_length_and_in_form(template):
 
 
 def test_each_is_asked_alone_and_under_the_tasks_instruction(template):
-    questions = prior_questions(template)
+    questions = prior_questions([template])
     kinds = {}
     for question in questions:
         kinds.setdefault(question.kind, []).append(question)

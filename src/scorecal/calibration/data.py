@@ -18,7 +18,14 @@ from scorecal.judging.judge import Judge
 from scorecal.judging.plan import Question, item_questions, prior_questions
 from scorecal.judging.store import Store
 from scorecal.judging.table import Table, load_table, table_from_file, table_from_store
-from scorecal.judging.task import Item, Task, Template, load_items, load_new_items
+from scorecal.judging.task import (
+    Item,
+    Task,
+    Template,
+    load_items,
+    load_new_items,
+    templates,
+)
 from scorecal.progress import notice
 
 
@@ -106,22 +113,22 @@ class ScoreData(LightningDataModule):
         """The judge, if the configuration names one."""
         return self.judge if self.judge is not None and self.judge.model else None
 
-    def questions(self) -> tuple[Template, list[Item], list[Question]]:
-        """The task's template, its items, and everything its judge is asked."""
-        template, items = self._shown()
+    def questions(self) -> tuple[list[Template], list[Item], list[Question]]:
+        """The task's templates, its items, and everything its judge is asked."""
+        asked, items = self._shown()
         if self.task.examples:
             notice(f"left out {self.task.examples} items that are shown as examples")
-        return template, items, item_questions(template, items) + prior_questions(template)
+        return asked, items, item_questions(asked, items) + prior_questions(asked)
 
-    def _shown(self) -> tuple[Template, list[Item]]:
-        """The template, with the scored items that it shows, and all other items."""
-        template = Template(self.task)
+    def _shown(self) -> tuple[list[Template], list[Item]]:
+        """The templates, with the scored items that they show, and all other items."""
+        asked = templates(self.task)
         items = load_items(self.task, self.path, missing_gold=self.missing_gold)
         if self.task.examples:
             pooled = self.folds.outer > 0
             examples, items = draw_examples(items, self.task.examples, pooled=pooled)
-            template = Template(self.task, examples)
-        return template, items
+            asked = templates(self.task, examples)
+        return asked, items
 
     def _check_before_judging(self, items: list[Item]) -> None:
         """Refuse what could not be fitted before hours of judging."""
@@ -152,11 +159,11 @@ class ScoreData(LightningDataModule):
         judge = self.named_judge()
         if judge is None:
             raise ValueError("no judge is named. Set `--data.judge.model` to a folder or a hub id.")
-        template, items, questions = self.questions()
+        asked, items, questions = self.questions()
         if to_fit:
             self._check_before_judging(items)
         return elicit(
-            judge, self.task, template, items, questions, self.store,
+            judge, self.task, asked, items, questions, self.store,
             truncate=self.truncate, samples=self.samples, trainer=ranks,
         )  # fmt: skip
 
@@ -258,9 +265,9 @@ class ScoreData(LightningDataModule):
         judge = self.named_judge()
         if judge is None:
             return table_from_file(Path(self.predict_path), self.task, new=True)
-        template = self._shown()[0] if self.task.examples else Template(self.task)
+        asked = self._shown()[0] if self.task.examples else templates(self.task)
         items = load_new_items(self.task, self.predict_path)
-        questions = item_questions(template, items)
+        questions = item_questions(asked, items)
         # Never `self.store`: that is the fitted items'.
-        store = elicit(judge, self.task, template, items, questions, truncate=self.truncate)
+        store = elicit(judge, self.task, asked, items, questions, truncate=self.truncate)
         return table_from_store(store, self.task)

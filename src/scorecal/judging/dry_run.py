@@ -1,6 +1,7 @@
 """What a judge would be asked, before it is run."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from scorecal.judging.elicit import announcement, expectation
@@ -10,10 +11,10 @@ from scorecal.judging.plan import Question, counts_of, make_plan
 from scorecal.judging.task import Task, Template
 
 
-def dry_run(judge: Judge, task: Task, template: Template, questions: list[Question],
+def dry_run(judge: Judge, task: Task, templates: Sequence[Template], questions: list[Question],
             *, truncate: bool, samples: int = 0) -> dict[str, Any]:  # fmt: skip
     """Every prompt exactly as tokenised, label tokens, counts, and the seconds it would take."""
-    plan = make_plan(judge, task, template, questions, truncate=truncate)
+    plan = make_plan(judge, templates, questions, truncate=truncate)
     shown: dict[str, Any] = {
         name: [] for name in ("items", "random", "random_task", "content_free")
     }
@@ -34,7 +35,7 @@ def dry_run(judge: Judge, task: Task, template: Template, questions: list[Questi
         "seconds": None if "seconds" not in expected else round(expected["seconds"], 1),
         **({"cost": round(expected["cost"], 4)} if "cost" in expected else {}),
         **({"write": writing.counts(questions)} if writing else {}),
-        **({"invention": template.invention()} if samples else {}),
+        **({"invention": templates[0].invention()} if samples else {}),
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from scorecal.judging.generation import Writing, with_texts
 from scorecal.judging.judge import Chunk, Judge, Unsupported
-from scorecal.judging.plan import Plan, Question, counts_of, make_plan, scale_entry
+from scorecal.judging.plan import Plan, Question, counts_of, make_plan, scale_entries
 from scorecal.judging.records import replacing
 from scorecal.judging.store import Store, file_checksum
 from scorecal.judging.task import Item, Task, Template
@@ -30,7 +30,7 @@ class Interrupted(KeyboardInterrupt):
 def elicit(
     judge: Judge,
     task: Task,
-    template: Template,
+    templates: Sequence[Template],
     items: Sequence[Item],
     questions: list[Question],
     folder: str = "",
@@ -44,7 +44,7 @@ def elicit(
     Args:
         judge: who answers.
         task: what is judged.
-        template: the task's template.
+        templates: the task's template on each scale and in each order.
         items: the items, for the store's item table.
         questions: all prompts, in the store's order; before any reasoning.
         folder: where; by default `stores/<task>-<judge>-<hash of identity and prompts>`.
@@ -57,7 +57,7 @@ def elicit(
         ValueError: the folder holds another judge's or another data set's judgements.
         Interrupted: on Ctrl-C; finished chunks stay on disk.
     """
-    plan = make_plan(judge, task, template, questions, truncate=truncate)
+    plan = make_plan(judge, templates, questions, truncate=truncate)
     writing = Writing(samples, task.reasoning)
     if writing:
         plan = writing.named(plan)
@@ -77,9 +77,9 @@ def elicit(
         more: dict[str, Any] = {}
         if writing:
             more["generated"] = writing.entry()
-            plan = _written(judge, task, template, plan, writing, store, first, truncate=truncate)
+            plan = _written(judge, templates, plan, writing, store, first, truncate=truncate)
             expected = expectation(judge, plan) if first else {}
-        return _fill(judge, task, template, plan, store, items, trainer, expected, more)
+        return _fill(judge, task, templates, plan, store, items, trainer, expected, more)
 
 
 @contextlib.contextmanager
@@ -116,8 +116,7 @@ def _begin(store: Store, plan: Plan) -> None:
 
 def _written(
     judge: Judge,
-    task: Task,
-    template: Template,
+    templates: Sequence[Template],
     plan: Plan,
     writing: Writing,
     store: Store,
@@ -136,12 +135,12 @@ def _written(
     while not (first or has_chunks()):
         time.sleep(_LOOK)
     try:
-        questions = with_texts(judge, template, plan.questions, writing, store)
+        questions = with_texts(judge, templates, plan.questions, writing, store)
     except (KeyboardInterrupt, SystemExit):
         raise Interrupted(
             "stopped while the judge was writing. Run the same command to go on."
         ) from None
-    final = make_plan(judge, task, template, questions, truncate=truncate)
+    final = make_plan(judge, templates, questions, truncate=truncate)
     final = final._replace(identity=plan.identity, digest=plan.digest)
     if first and not has_chunks():
         store.begin(final.summary())
@@ -151,7 +150,7 @@ def _written(
 def _fill(
     judge: Judge,
     task: Task,
-    template: Template,
+    templates: Sequence[Template],
     plan: Plan,
     store: Store,
     items: Sequence[Item],
@@ -164,7 +163,7 @@ def _fill(
         _compare(store, plan, started["identity"], started["digest"])
         # What was begun in other batches goes on in them: parts are numbered by chunk.
         plan = plan._replace(chunks=[Chunk(**chunk) for chunk in started["chunks"]])
-    job = _Job(judge, task, plan, store)
+    job = _Job(judge, plan, store)
     if first:
         notice(announcement(counts_of(plan.encoded, plan.chunks), expected))
     try:
@@ -186,7 +185,7 @@ def _fill(
             "identity": plan.identity,
             "digest": plan.digest,
             "engine": judge.engine(),
-            "scales": {task.scale: scale_entry(task, template)},
+            "scales": scale_entries(task, templates),
             **more,
         }
         store.finish(len(plan.chunks), order, items, manifest)
@@ -259,8 +258,8 @@ def refuse_other_identity(owner: str, has: dict[str, str], needed: dict[str, str
 class _Job:
     """The chunks of one plan, each judged into its part of the store."""
 
-    def __init__(self, judge: Judge, task: Task, plan: Plan, store: Store) -> None:
-        self.judge, self.task, self.plan, self.store = judge, task, plan, store
+    def __init__(self, judge: Judge, plan: Plan, store: Store) -> None:
+        self.judge, self.plan, self.store = judge, plan, store
         self.tokens = self.prompts = 0
         """Judged by this process."""
 
@@ -324,13 +323,13 @@ class _Job:
             rows[answer.index] = {
                 "kind": question.kind,
                 "key": question.key,
-                "scale": self.task.scale,
-                "order": self.task.orders,
+                "scale": question.scale,
+                "order": question.order,
                 "logprobs": answer.logprobs.tolist(),
                 "censored": answer.censored.tolist(),
                 "label_mass": answer.label_mass,
                 "logsumexp": answer.logsumexp,
-                "perplexity": self._perplexity.get(question.key)
+                "perplexity": self._perplexity.get((question.scale, question.key))
                 if question.kind.startswith("random")
                 else None,
                 "tokens": len(row.input_ids),
@@ -346,15 +345,16 @@ class _Job:
         self.tokens += self.plan.weight(number)
 
     @functools.cached_property
-    def _perplexity(self) -> dict[str, float]:
-        """Perplexity of each random-number prompt alone, by key."""
+    def _perplexity(self) -> dict[tuple[str, str], float]:
+        """Perplexity of each random-number prompt alone, by scale and key."""
         alone = [question for question in self.plan.questions if question.kind == "random"]
         try:
             values = self.judge.perplexity([question.prompt.before for question in alone])
         except Unsupported as reason:
             notice(f"{reason} All random-number prompts count, none is selected.")
             return {}
-        return dict(zip([question.key for question in alone], values.tolist(), strict=True))
+        keys = [(question.scale, question.key) for question in alone]
+        return dict(zip(keys, values.tolist(), strict=True))
 
 
 # Rates measured earlier: a store must not hold them, since a resumed one equals an unbroken one.

@@ -42,7 +42,8 @@ class Writing(NamedTuple):
 
     def counts(self, questions: Sequence[Question]) -> dict[str, int]:
         """How many texts are written: inputs, and reasoning on these and on all items."""
-        reasoned = sum(map(_reasons, questions)) + self.samples if self.reasoning else 0
+        ways = len({(asked.scale, asked.order) for asked in questions if _reasons(asked)})
+        reasoned = sum(map(_reasons, questions)) + self.samples * ways if self.reasoning else 0
         return {"samples": self.samples, "reasoning": reasoned}
 
     def announcement(self, questions: Sequence[Question]) -> str:
@@ -64,7 +65,11 @@ def _reasons(question: Question) -> bool:
 
 
 def with_texts(
-    judge: Judge, template: Template, questions: Sequence[Question], writing: Writing, store: Store
+    judge: Judge,
+    templates: Sequence[Template],
+    questions: Sequence[Question],
+    writing: Writing,
+    store: Store,
 ) -> list[Question]:
     """All questions as they are judged, after the judge has written what they need.
 
@@ -79,13 +84,23 @@ def with_texts(
         judge,
         store,
         "invented",
-        [template.invention()] * writing.samples,
+        [templates[0].invention()] * writing.samples,
         max_tokens=SAMPLE_TOKENS,
         temperature=1.0,
     )
     for number, text in enumerate(sampled):
         key = f"{number:03d}"
-        asked.append(Question("sampled", key, template.invented(text, key), text))
+        asked += [
+            Question(
+                "sampled",
+                key,
+                template.invented(text, key),
+                template.scale,
+                template.order,
+                text,
+            )
+            for template in templates
+        ]
     if not writing.reasoning:
         return asked
     places = [at for at, question in enumerate(asked) if _reasons(question)]

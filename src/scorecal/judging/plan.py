@@ -17,6 +17,9 @@ class Question(NamedTuple):
     kind: str
     key: str
     prompt: Prompt
+    scale: str
+    order: str = "none"
+    """The rubric's labels as they are shown; `none` without a rubric."""
     text: str | None = None
     """What the judge has written for it."""
 
@@ -58,40 +61,52 @@ def counts_of(encoded: Sequence[Encoded], chunks: Sequence[Chunk]) -> dict[str, 
     return counts
 
 
-def item_questions(template: Template, items: Sequence[Item]) -> list[Question]:
-    """One question an item."""
-    return [Question("item", item.id, template.prompt(item)) for item in items]
+def item_questions(templates: Sequence[Template], items: Sequence[Item]) -> list[Question]:
+    """One question an item on each scale and in each order."""
+    return [
+        Question("item", item.id, template.prompt(item), template.scale, template.order)
+        for template in templates
+        for item in items
+    ]
 
 
-def prior_questions(template: Template) -> list[Question]:
-    """Random-number prompts alone and under the instruction, and content-free inputs."""
-    texts = template.random_numbers()
+def prior_questions(templates: Sequence[Template]) -> list[Question]:
+    """Random-number prompts alone and under the instruction, and content-free inputs.
+
+    Nothing but content-free inputs comes with a rubric: all else is asked once a scale.
+    """
+    of_scale = {template.scale: template for template in reversed(templates)}
     questions = [
         Question(
             "random_task" if with_task else "random",
             f"{number:03d}",
             template.random_number(text, with_task=with_task),
+            template.scale,
         )
+        for template in reversed(of_scale.values())
         for with_task in (False, True)
-        for number, text in enumerate(texts)
+        for number, text in enumerate(template.random_numbers())
     ]
     content_free = [
-        Question("content_free", text, template.content_free(text)) for text in CONTENT_FREE
+        Question("content_free", text, template.content_free(text), template.scale, template.order)
+        for template in templates
+        for text in CONTENT_FREE
     ]
     return questions + content_free
 
 
 def make_plan(
-    judge: Judge, task: Task, template: Template, questions: list[Question], *, truncate: bool
+    judge: Judge, templates: Sequence[Template], questions: list[Question], *, truncate: bool
 ) -> Plan:
     """Tokenise every question and split the job into chunks."""
     prompts = [question.prompt for question in questions]
     encoded = judge.encode(prompts, truncate=truncate)
+    ids = label_ids(judge, questions)
     identity = {
         **judge.identity(),
-        "template": template.hash,
-        "scale": task.scale,
-        "labels": json.dumps(label_ids(judge, template, questions)),
+        "template": ", ".join(dict.fromkeys(template.hash for template in templates)),
+        "scale": ", ".join(dict.fromkeys(template.scale for template in templates)),
+        "labels": json.dumps(next(iter(ids.values())) if len(ids) == 1 else ids),
     }
     # The bytes of json.dumps([identity, lines]), which would be a copy of the whole job.
     digest = hashlib.sha256(f"[{json.dumps(identity)}, [".encode())
@@ -102,22 +117,27 @@ def make_plan(
     return Plan(questions, encoded, judge.plan(prompts, encoded), identity, digest.hexdigest())
 
 
-def label_ids(
-    judge: Judge, template: Template, questions: list[Question]
-) -> dict[str, list[list[int]]]:
-    """Token ids of each label after the first question."""
-    levels = judge.label_ids(questions[0].prompt)
-    labels = [forms[0] for forms in questions[0].prompt.labels]
-    return dict(zip(labels, levels, strict=True))
-
-
-def scale_entry(task: Task, template: Template) -> dict[str, Any]:
-    """How the manifest describes a scale."""
-    scale = Scale.parse(task.scale)
+def label_ids(judge: Judge, questions: Sequence[Question]) -> dict[str, dict[str, list[list[int]]]]:
+    """Token ids of each scale's labels, after the first question on it."""
+    first = {question.scale: question.prompt for question in reversed(questions)}
     return {
-        **({"examples": task.examples} if task.examples else {}),
-        "labels": list(scale.labels),
-        "values": list(task.values()),
-        "template": template.hash,
-        "orders": [task.orders],
+        scale: dict(
+            zip([forms[0] for forms in prompt.labels], judge.label_ids(prompt), strict=True)
+        )
+        for scale, prompt in reversed(first.items())
     }
+
+
+def scale_entries(task: Task, templates: Sequence[Template]) -> dict[str, dict[str, Any]]:
+    """How the manifest describes each scale."""
+    entries: dict[str, dict[str, Any]] = {}
+    for template in templates:
+        entry = {
+            **({"examples": task.examples} if task.examples else {}),
+            "labels": list(Scale.parse(template.scale).labels),
+            "values": list(task.on(template.scale).values()),
+            "template": template.hash,
+            "orders": [],
+        }
+        entries.setdefault(template.scale, entry)["orders"].append(template.order)
+    return entries

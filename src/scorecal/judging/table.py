@@ -1,10 +1,11 @@
 """Label log-probabilities in memory, whether a judge or the user's own file gave them."""
 
+import json
 import math
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,8 +16,7 @@ from scorecal.judging.labels import unlisted_bound
 from scorecal.judging.priors import Evidence
 from scorecal.judging.records import Record, read_records
 from scorecal.judging.store import Store
-from scorecal.judging.task import Task, Template, cell_or, read_gold
-from scorecal.scale import Scale
+from scorecal.judging.task import Task, cell_or, read_gold, templates
 
 
 @dataclass
@@ -41,6 +41,11 @@ class Table:
     identity: dict[str, str] = field(default_factory=dict)
     engine: dict[str, str] = field(default_factory=dict)
     evidence: dict[str, Evidence] = field(default_factory=dict)
+    logsumexp: Float[Tensor, " items"] | None = None
+    """Log-normaliser of the next-token logits; None where it is unknown."""
+    by_order: dict[str, Float[Tensor, "items levels"]] = field(default_factory=dict)
+    """Log-probabilities with the rubric in each order that the judge was shown, of which
+    `logprobs` averages those that the task names; empty without a rubric."""
 
     def rows(self, keep: Bool[Tensor, " items"]) -> "Table":
         """The same table with the kept rows only."""
@@ -61,6 +66,8 @@ class Table:
             self.identity,
             self.engine,
             self.evidence,
+            None if self.logsumexp is None else self.logsumexp[index],
+            {order: logprobs[index] for order, logprobs in self.by_order.items()},
         )
 
 
@@ -85,28 +92,27 @@ def load_table(name: str, task: Task) -> Table:
 def table_from_store(store: Store, task: Task) -> Table:
     """A finished store's judgements on the task's scale."""
     manifest = store.manifest()
-    if task.scale not in manifest["scales"]:
+    scale = task.one_scale()
+    if scale.name not in manifest["scales"]:
         raise ValueError(
             f"store {str(store.folder)!r} has the scales {', '.join(manifest['scales'])}, not "
-            f"{task.scale!r}. Set `--data.task.scale`, or elicit another store."
+            f"{scale.name!r}. Set `--data.task.scale`, or elicit another store."
         )
-    _refuse_other_questions(store, manifest, task)
+    orders = _refuse_other_questions(store, manifest, task)
     items = store.items().to_pydict()
-    judged: dict[str, list[Record]] = {}
+    judged: dict[str, dict[str, list[Record]]] = {}
     for row in store.judgements().to_pylist():
-        if row["scale"] == task.scale:
-            judged.setdefault(row["kind"], []).append(row)
-    of_item = {row["key"]: row for row in judged.pop("item")}
-    rows = [of_item[key] for key in items["id"]]
-    evidence = {
-        kind: Evidence(
-            torch.tensor([row["logprobs"] for row in answers], dtype=torch.float64),
-            None
-            if any(row["perplexity"] is None for row in answers)
-            else torch.tensor([row["perplexity"] for row in answers], dtype=torch.float64),
-        )
-        for kind, answers in judged.items()
-    }
+        if row["scale"] == scale.name:
+            judged.setdefault(row["kind"], {}).setdefault(row["order"], []).append(row)
+    by_order = {}
+    for order, answers in judged.pop("item").items():
+        place = {row["key"]: row for row in answers}
+        by_order[order] = _Answers.of([place[key] for key in items["id"]])
+    item = _Answers.mean([by_order[order] for order in orders])
+    evidence = {}
+    for kind, of_kind in judged.items():
+        of_orders = [_Answers.of(of_kind[name]) for name in ("none", *orders) if name in of_kind]
+        evidence[kind] = Evidence(_Answers.mean(of_orders).logprobs, of_orders[0].perplexity)
     return Table(
         store.folder.name,
         items["id"],
@@ -116,32 +122,94 @@ def table_from_store(store: Store, task: Task) -> Table:
             [math.nan if gold is None else gold for gold in items["gold"]], dtype=torch.float64
         ),
         torch.tensor(items["leak"]),
-        torch.tensor([row["logprobs"] for row in rows], dtype=torch.float64),
-        torch.tensor([row["censored"] for row in rows]),
-        torch.tensor([row["label_mass"] for row in rows], dtype=torch.float64),
+        item.logprobs,
+        item.censored,
+        item.label_mass,
         torch.tensor(task.values(), dtype=torch.float64),
-        Scale.parse(task.scale).labels,
-        manifest["identity"],
+        scale.labels,
+        _identity_on(scale.name, manifest, task),
         manifest["engine"],
         evidence,
+        item.logsumexp,
+        {} if task.rubric is None else {name: of.logprobs for name, of in by_order.items()},
     )
 
 
-def _refuse_other_questions(store: Store, manifest: dict[str, Any], task: Task) -> None:
-    """Refuse a store whose labels mean other scores, or that was asked in other words."""
-    values, wanted = manifest["scales"][task.scale]["values"], list(task.values())
+class _Answers(NamedTuple):
+    """Judgements of the same prompts, in one order of the rubric or averaged over several."""
+
+    logprobs: Float[Tensor, "prompts levels"]
+    censored: Bool[Tensor, "prompts levels"]
+    label_mass: Float[Tensor, " prompts"]
+    logsumexp: Float[Tensor, " prompts"]
+    perplexity: Float[Tensor, " prompts"] | None
+
+    @classmethod
+    def of(cls, rows: list[Record]) -> "_Answers":
+        """Rows of a store."""
+
+        def column(name: str) -> Tensor:
+            return torch.tensor([row[name] for row in rows], dtype=torch.float64)
+
+        unknown = any(row["perplexity"] is None for row in rows)
+        return cls(
+            column("logprobs"), column("censored").bool(), column("label_mass"),
+            column("logsumexp"), None if unknown else column("perplexity"),
+        )  # fmt: skip
+
+    @classmethod
+    def mean(cls, answers: list["_Answers"]) -> "_Answers":
+        """The arithmetic mean of label-renormalised probabilities (paper 3); one stays as it is."""
+        if len(answers) == 1:
+            return answers[0]
+        logprobs, censored, mass, logsumexp = (
+            torch.stack(values) for values in list(zip(*answers, strict=True))[:4]
+        )
+        return cls(
+            logprobs.softmax(-1).mean(0).log(), censored.any(0), mass.mean(0),
+            torch.full_like(logsumexp[0], math.nan), None,
+        )  # fmt: skip
+
+
+def _identity_on(scale: str, manifest: dict[str, Any], task: Task) -> dict[str, str]:
+    """The identity of a store's judgements on one of its scales, in the task's orders."""
+    identity, entry = dict(manifest["identity"]), manifest["scales"][scale]
+    if len(manifest["scales"]) > 1:
+        labels = json.loads(identity["labels"])[scale]
+        identity |= {"template": entry["template"], "scale": scale, "labels": json.dumps(labels)}
+    if task.rubric is not None:
+        identity["orders"] = json.dumps(task.orders)
+    return identity
+
+
+def _refuse_other_questions(store: Store, manifest: dict[str, Any], task: Task) -> list[str]:
+    """Refuse a store whose labels mean other scores, or that was asked in other words.
+
+    Returns:
+        The orders of the rubric that the task averages over; `none` without a rubric.
+    """
+    (scale,) = task.scales
+    entry, wanted = manifest["scales"][scale], list(task.values())
+    values = entry["values"]
     if values != wanted:
         raise ValueError(
             f"the labels of store {str(store.folder)!r} are worth {values[0]:g} to {values[-1]:g}, "
             f"this task's {wanted[0]:g} to {wanted[-1]:g}. Set `data.task.gold_range`."
         )
-    if task.examples:  # they are drawn from the items, which may not be at hand
-        return
-    if manifest["identity"]["template"] != Template(task).hash:
+    asked = templates(task)
+    # Examples are drawn from the items, which may not be at hand.
+    if not task.examples and entry["template"] != asked[0].hash:
         raise ValueError(
             f"store {str(store.folder)!r} was judged with another template or criterion than "
             f"{task.template!r} with `gold: {task.gold}`. Set `data.task`, or elicit another store."
         )
+    orders = [template.order for template in asked]
+    if missing := [order for order in orders if order not in entry["orders"]]:
+        raise ValueError(
+            f"store {str(store.folder)!r} lacks {len(missing)} of the {len(orders)} orders of the "
+            f"rubric, {missing[0]!r} first. Set `--data.task.orders`, or elicit another store."
+        )
+    return orders
 
 
 def table_from_file(path: Path, task: Task, *, new: bool = False) -> Table:
@@ -155,7 +223,7 @@ def table_from_file(path: Path, task: Task, *, new: bool = False) -> Table:
         ValueError: a row lacks a column, or holds what is no log-probability.
     """
     records = read_records(path)
-    labels = Scale.parse(task.scale).labels
+    labels = task.one_scale().labels
     values = task.values()
     listed = "top_logprobs" in records[0]
     logprobs, censored, mass, gold = [], [], [], []
@@ -256,8 +324,6 @@ def _from_top_logprobs(
                 "with it. Give one column a label."
             )
     if isinstance(cell, str):
-        import json
-
         try:
             cell = json.loads(cell)
         except json.JSONDecodeError:

@@ -1,16 +1,18 @@
 """A judging task: where its items come from and how they are put to a judge."""
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from scorecal import resources
 from scorecal.judging.judge import Prompt
 from scorecal.judging.records import Record, read_records
+from scorecal.judging.rubric import Orders, Rubric, read_rubric, rubric_orders
 from scorecal.scale import Scale
 
 ROLES = ("dev", "test")
@@ -36,8 +38,12 @@ class Task:
             in value; null: gold is on the scale itself.
         group: column of what must not be split (a document); null: every row for itself.
         explode: columns that hold lists of equal length, one entry an item.
-        scale: `low-high` or `low-high:step`.
-        orders: rubric orders; only `none` exists so far.
+        scale: `low-high` or `low-high:step`; a list puts every item on each of them.
+        rubric: what each score means, by label, in the order in which it is shown; or the column
+            that holds each item's own; null where the template shows none.
+        orders: in which orders the rubric is shown: `none` (as it is written), `balanced` (every
+            score once at every position), `both_directions` (and the same backwards),
+            `{random: n}`, or a list of these.
         examples: scored dev items that are shown before every item, and left out of the items.
         reasoning: tokens, at most, that the judge writes before it scores; the template's block
             `reasoning` asks for them.
@@ -55,8 +61,9 @@ class Task:
     gold_range: tuple[float, float] | None = None
     group: str | None = None
     explode: list[str] = field(default_factory=list)
-    scale: str = "0-5"
-    orders: Literal["none"] = "none"
+    scale: list[str] | str = "0-5"
+    rubric: dict[str, str] | str | None = None
+    orders: list[Orders] | Orders = "none"
     examples: int = 0
     reasoning: int = 0
 
@@ -75,9 +82,47 @@ class Task:
             if getattr(self, name) < 0:
                 raise ValueError(f"`data.task.{name}` is 0 or more, got {getattr(self, name)}.")
 
+        if len(set(self.scales)) < len(self.scales) or not self.scales:
+            raise ValueError(f"`data.task.scale` must name scales, each once, got {self.scale!r}.")
+        if len(self.scales) > 1 and self.gold_range is None:
+            raise ValueError(
+                "several scales need gold's own range, over which each is spread. Set "
+                "`data.task.gold_range`."
+            )
+        if isinstance(self.rubric, dict):
+            self.rubric = {str(label): text for label, text in self.rubric.items()}
+        if self.rubric is None and self.orders != "none":
+            raise ValueError(
+                "`data.task.orders` orders a rubric, and there is none. Set `data.task.rubric`."
+            )
+        if self.rubric is not None and len(self.scales) > 1:
+            raise ValueError("a rubric describes one scale, and `data.task.scale` has several.")
+
+    @property
+    def scales(self) -> list[str]:
+        """The names of all scales."""
+        return [self.scale] if isinstance(self.scale, str) else self.scale
+
+    def one_scale(self) -> Scale:
+        """The only scale.
+
+        Raises:
+            ValueError: there are several.
+        """
+        if len(self.scales) > 1:
+            raise ValueError(
+                f"one scale is needed here, the task has {', '.join(self.scales)}. Choose one: "
+                f"`--data.task.scale {self.scales[0]}`."
+            )
+        return Scale.parse(self.scales[0])
+
+    def on(self, scale: str) -> "Task":
+        """The same task on one of its scales."""
+        return replace(self, scale=scale)
+
     def values(self) -> tuple[float, ...]:
         """The labels' values in gold's units."""
-        values = Scale.parse(self.scale).values
+        values = self.one_scale().values
         if self.gold_range is None:
             return values
         low, high = self.gold_range
@@ -97,6 +142,8 @@ class Item(NamedTuple):
     leak: bool
     fields: dict[str, str]
     where: str
+    rubric: Rubric | None = None
+    """Its own, where the task's rubric is a column."""
 
 
 class Template:
@@ -109,14 +156,35 @@ class Template:
     Args:
         task: whose template it is.
         examples: scored items, shown before every other item.
+        scale: the one of the task's scales that it states; by default the first.
+        order: places in the rubric's written order; by default that order itself.
     """
 
-    def __init__(self, task: Task, examples: Sequence[Item] = ()) -> None:
+    def __init__(
+        self,
+        task: Task,
+        examples: Sequence[Item] = (),
+        *,
+        scale: str = "",
+        order: Sequence[int] = (),
+    ) -> None:
         import jinja2
         from jinja2 import meta
         from jinja2.sandbox import SandboxedEnvironment
 
-        self._scale = Scale.parse(task.scale)
+        self.scale = scale or task.scales[0]
+        task = task.on(self.scale)
+        self._scale = Scale.parse(self.scale)
+        self._rubric: Rubric | None = None
+        self._own_rubrics = isinstance(task.rubric, str)
+        if isinstance(task.rubric, dict):
+            self._rubric = read_rubric(task.rubric, self._scale.labels, "`data.task.rubric`")
+        self._order = tuple(order) or tuple(range(len(self._scale.labels)))
+        self.order = "none"
+        if task.rubric is not None:
+            written = list(self._rubric.levels) if self._rubric else self._scale.labels
+            self._shown_labels = [written[place] for place in self._order]
+            self.order = " ".join(self._shown_labels)
         shipped = Path(__file__).parent / "prompts" / task.template
         path = Path(task.template).expanduser()
         path = path if path.is_file() else shipped
@@ -140,9 +208,11 @@ class Template:
         missing = {"instruction", "item"} - set(self._template.blocks)
         if missing:
             raise ValueError(f"template {str(path)!r} lacks the block {sorted(missing)[0]!r}.")
-        known = set(task.fields) | {"low", "high", "labels", "gold"}
+        known = set(task.fields) | {"low", "high", "labels", "gold", "rubric", "criterion"}
         named = meta.find_undeclared_variables(environment.parse(text))
         criterion = f"\0{task.gold}" if "gold" in named else ""
+        if isinstance(task.rubric, dict):
+            criterion += f"\0{json.dumps(task.rubric)}"
         self.hash = hashlib.sha256((text + criterion).encode()).hexdigest()[:16]
         unknown = named - known
         if unknown:
@@ -155,6 +225,13 @@ class Template:
             raise ValueError(
                 f"`data.task.fields` has the field {unused[0]!r}, which template {str(path)!r} "
                 "never shows. Take it out, or name it in the block `item`."
+            )
+        shows = "rubric" in named - set(task.fields)
+        if shows != (task.rubric is not None):
+            raise ValueError(
+                f"template {str(path)!r} shows {'a' if shows else 'no'} `rubric`, and "
+                f"`data.task.rubric` {'is not set' if task.rubric is None else 'is'}. Let both "
+                "have one, or neither."
             )
         self._path, self._gold = path, task.gold
         self._labels = tuple((label,) for label in self._scale.labels)
@@ -176,7 +253,7 @@ class Template:
             asked = f"{self.hash}\0{shown}\0{task.reasoning}"
             self.hash = hashlib.sha256(asked.encode()).hexdigest()[:16]
 
-    def _render(self, block: str, fields: dict[str, str]) -> str:
+    def _render(self, block: str, fields: dict[str, str], rubric: Rubric | None = None) -> str:
         import jinja2
 
         if block not in self._template.blocks:
@@ -189,6 +266,7 @@ class Template:
                 "high": scale.high,
                 "labels": scale.labels,
                 "gold": self._gold,
+                **self._in_order(rubric or self._rubric),
             }
         )
         try:
@@ -207,12 +285,20 @@ class Template:
         except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError) as error:
             raise ValueError(f"block {block!r} of template {str(self._path)!r}: {error}.") from None
 
+    def _in_order(self, rubric: Rubric | None) -> dict[str, Any]:
+        """What a template sees of a rubric."""
+        if rubric is None:
+            return {}
+        texts = [{"label": label, "text": rubric.levels[label]} for label in self._shown_labels]
+        return {"rubric": texts, "criterion": rubric.criterion}
+
     def prompt(self, item: Item) -> Prompt:
         """The question about one item."""
-        return self._prompt(self._render("item", item.fields), item.where)
+        shown = self._render("item", item.fields, item.rubric)
+        return self._prompt(shown, item.where, item.rubric)
 
-    def _prompt(self, item: str, where: str) -> Prompt:
-        after, cue = self._render(self._question, {}), self._render("cue", {})
+    def _prompt(self, item: str, where: str, rubric: Rubric | None = None) -> Prompt:
+        after, cue = self._render(self._question, {}, rubric), self._render("cue", {}, rubric)
         return Prompt(self._before, item, after, cue, self._labels, where)
 
     def _example(self, item: Item, task: Task) -> str:
@@ -220,7 +306,8 @@ class Template:
         assert item.gold is not None
         away = [abs(value - item.gold) for value in task.values()]
         label = self._scale.labels[away.index(min(away))]
-        return f"{self._render('item', item.fields)}{self._render('question', {})} {label}\n\n"
+        shown = self._render("item", item.fields, item.rubric)
+        return f"{shown}{self._render('question', {}, item.rubric)} {label}\n\n"
 
     def invention(self) -> str:
         """The user turn that asks the judge to invent an item."""
@@ -238,7 +325,9 @@ class Template:
     def content_free(self, text: str) -> Prompt:
         """The question about an item whose fields all hold the same empty words."""
         fields = dict.fromkeys(self._empty, text)
-        return self.prompt(Item("", "", "", None, False, fields, f"content-free input {text!r}"))
+        where = f"content-free input {text!r}"
+        own = Rubric(dict.fromkeys(self._scale.labels, text), text) if self._own_rubrics else None
+        return self.prompt(Item("", "", "", None, False, fields, where, own))
 
     def random_numbers(self) -> list[str]:
         """100 ways to ask for a random number on this scale (paper 1, fig. 2)."""
@@ -253,6 +342,16 @@ class Template:
         """A random-number prompt alone (Deb-R) or under the task's instruction (Deb-T)."""
         before = self.instruction if with_task else ""
         return Prompt(before + text, "", "", "", self._labels, "a random-number prompt")
+
+
+def templates(task: Task, examples: Sequence[Item] = ()) -> list[Template]:
+    """The task's template on each of its scales, its rubric in each of its orders."""
+    found = []
+    for scale in task.scales:
+        levels = len(Scale.parse(scale).labels)
+        orders = rubric_orders(levels, task.orders) if task.rubric is not None else [()]
+        found += [Template(task, examples, scale=scale, order=order) for order in orders]
+    return found
 
 
 def load_items(
@@ -339,17 +438,19 @@ def _hub_records(task: Task, split: str) -> Sequence[Record]:
 def _items(
     task: Task, role: str, file: str, records: list[tuple[int, Record]], missing_gold: str
 ) -> list[Item]:
-    values = task.values()
+    values = task.on(task.scales[0]).values()  # of all scales, ends are those of gold
+    labels = Scale.parse(task.scales[0]).labels
     items = []
     hashed = task.group in task.fields.values()  # a store holds no text
+    own_rubric = task.rubric if isinstance(task.rubric, str) else None
     for where, key, unit, record in _units(task, role, file, records):
-        columns = {*task.fields.values()} | ({task.group} if task.group else set())
+        columns = {*task.fields.values(), *filter(None, (task.group, own_rubric))}
         if role != "new":
             columns.add(task.gold)
         for column in sorted(columns - set(record)):
             raise ValueError(
                 f"{where} has no column {column!r}; it has {', '.join(map(str, record))}. "
-                "Set `data.task.fields`, `gold` or `group`."
+                "Set `data.task.fields`, `gold`, `group` or `rubric`."
             )
         fields = {}
         for name, column in task.fields.items():
@@ -365,7 +466,8 @@ def _items(
         for text in (key, group, *fields.values()):
             if not text.isprintable() and any("\ud800" <= sign <= "\udfff" for sign in text):
                 raise ValueError(f"{where} holds half of a surrogate pair, which is no text.")
-        items.append(Item(key, group, role, gold, False, fields, where))
+        rubric = read_rubric(record[own_rubric], labels, where) if own_rubric else None
+        items.append(Item(key, group, role, gold, False, fields, where, rubric))
     return items
 
 
