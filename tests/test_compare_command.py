@@ -105,7 +105,7 @@ def test_a_comparison_that_cannot_be_made_is_one_line_and_writes_nothing(
     [
         ({"folds": {"outer": 100}}, "64 groups can't make 100 folds"),
         ({"table": ""}, "neither a table nor a judge is named"),
-        ({"assistant": {"table": "other"}}, "subtracts no assistant yet"),
+        ({"assistant": {"table": "other"}}, "no table 'other'"),
     ],
 )
 def test_a_table_that_cannot_be_divided_is_one_line(change, message, store, command, tmp_path):

@@ -22,7 +22,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
 from scorecal import tracking
-from scorecal.calibration.data import ScoreData
+from scorecal.calibration.data import ScoreData, with_assistant
 from scorecal.calibration.fitted import Fitted, score_interval
 from scorecal.calibration.module import Calibration
 from scorecal.commands import NamedConfigFile, run_compare, run_report
@@ -213,7 +213,7 @@ class ScoreCLI(LightningCLI):
                 "the head is fitted by one process, on all its data, in at least one epoch. Set "
                 "`trainer.devices: 1`, and neither `max_epochs` nor `limit_train_batches` to 0."
             )
-        if "contrast" in self.model.settings.learn and data.assistant.table is None:
+        if "contrast" in self.model.settings.learn and not data.assistant.is_named:
             raise ValueError(
                 "α can't be learned without an assistant. Set `--data.assistant.table`, or take "
                 "`contrast` out of `model.head.learn`."
@@ -351,14 +351,21 @@ class ScoreCLI(LightningCLI):
         check_suffix(target)
         fitted = Fitted.from_checkpoint(ckpt_path)
         self._same_scale(fitted)
-        if fitted.heads.contrast[fitted.deploy] != 0:
-            raise ValueError("this head subtracts an assistant, which `predict` can't judge yet.")
-        table = self.datamodule.new_table()
+        table, other = self.datamodule.new_table()
+        assistant = torch.zeros_like(table.logprobs)
+        if other is not None:
+            assistant = table.add_assistant(other)
+            table.identity = with_assistant(table.identity, other)
+        elif fitted.heads.contrast[fitted.deploy] != 0:
+            raise ValueError(
+                "this head subtracts an assistant. Set `--data.assistant.judge` to the judge, or "
+                "`--data.assistant.table` to its log-probabilities of the new items."
+            )
         if table.identity or not fitted.identity:
             refuse_other_identity(f"checkpoint {ckpt_path!r}", fitted.identity, table.identity)
         else:
             notice("these log-probabilities don't say which judge gave them")
-        logits = fitted.logits(table.logprobs, torch.zeros_like(table.logprobs))[fitted.deploy]
+        logits = fitted.logits(table.logprobs, assistant)[fitted.deploy]
         probabilities = logits.softmax(-1)
         score = expected_score(logits, fitted.values)
         low, high = score_interval(logits, table.censored, fitted.values)
@@ -383,9 +390,9 @@ class ScoreCLI(LightningCLI):
         data = self.datamodule
         if dry_run is None:
             ranks = self.trainer if self.trainer.world_size > 1 else None
-            folder = data.elicit(ranks=ranks).folder
+            stores = data.elicit(ranks=ranks)
             if self.trainer.is_global_zero:
-                print(folder)
+                print("\n".join(str(store.folder) for store in stores))
             return
         judge = data.named_judge()
         if judge is None:

@@ -14,7 +14,7 @@ from typing import Any
 from jsonargparse import ActionConfigFile, ArgumentParser
 
 from scorecal import resources
-from scorecal.calibration.data import ScoreData
+from scorecal.calibration.data import Assistant, ScoreData
 from scorecal.calibration.fitted import Fitted
 from scorecal.calibration.module import Calibration
 from scorecal.evaluation.blocks import markdown
@@ -25,6 +25,7 @@ from scorecal.evaluation.evidence import RESAMPLES
 from scorecal.evaluation.learning import learning_record
 from scorecal.evaluation.page import written
 from scorecal.evaluation.presentation import draw, tables
+from scorecal.evaluation.ranges import ranges_record
 from scorecal.evaluation.report import (
     comparison_part,
     read_study,
@@ -35,7 +36,8 @@ from scorecal.evaluation.runs import Run, read_results
 from scorecal.judging.elicit import STORES, refuse_other_identity
 from scorecal.judging.records import read_records, replacing
 from scorecal.judging.store import Store
-from scorecal.judging.task import load_items
+from scorecal.judging.table import Table, load_table, table_from_store
+from scorecal.judging.task import Task, load_items
 from scorecal.progress import notice, set_quiet
 
 _SECTIONS = {
@@ -101,6 +103,14 @@ def compare_parser() -> ArgumentParser:
         default=[],
         help="More stores or shipped tables, of other judges on these tasks.",
     )
+    parser.add_argument(
+        "--assistant",
+        nargs="+",
+        action="extend",
+        type=str,
+        default=[],
+        help="Stores or shipped tables of judges that are subtracted from the others (paper 2).",
+    )
     parser.add_argument("--output", type=str, default="compare", help="Folder of what is written.")
     parser.add_argument("--seed", type=int, default=0, help="Of folds, draws and resamples.")
     parser.add_argument("--resamples", type=int, default=RESAMPLES, help="Of the bootstrap.")
@@ -129,22 +139,25 @@ def run_compare(arguments: list[str]) -> None:
     folder = Path(given.output)
     if not given.output or (folder.exists() and not folder.is_dir()):
         raise ValueError(f"`--output` {given.output!r} is no folder. Name one.")
-    cases = _cases(given.config, given.table, given.seed)
+    cases = _cases(given.config, given.table, given.assistant, given.seed)
     folder.mkdir(parents=True, exist_ok=True)  # a place that can't be written shows here
     for partial in folder.glob(".*.partial"):  # of a run that was killed
         partial.unlink()
     tasks: dict[str, list[dict[str, Any]]] = {}
-    for number, case in enumerate(cases, 1):
-        started = time.monotonic()
+    for number, on_scales in enumerate(cases, 1):
+        started, case = time.monotonic(), on_scales[0]
         notice(f"{case.task}: {case.judge}")
-        comparison = compare(case, seed=given.seed, resamples=given.resamples)
+        if len(on_scales) > 1:
+            found = ranges_record(on_scales, seed=given.seed, resamples=given.resamples)
+        else:
+            found = case_record(compare(case, seed=given.seed, resamples=given.resamples))
         record = {
             "title": case.judge,
             "slug": f"{number}-{re.sub(r'[^a-z0-9.]+', '-', case.judge.lower())}".strip("-"),
-            **case_record(comparison),
+            **found,
         }
         notice(f"  tables: {time.monotonic() - started:.0f} s")
-        if given.draws:
+        if given.draws and len(on_scales) == 1:
             started = time.monotonic()
             record["learning"] = learning_record(
                 case, draws=given.draws, resamples=given.resamples, seed=given.seed
@@ -190,15 +203,15 @@ def _without_nan(value: Any) -> Any:
     return value
 
 
-def _cases(configs: list[str], tables: list[str], seed: int) -> list[Case]:
-    """Every config's own table, and the further ones of its task.
+def _cases(
+    configs: list[str], tables: list[str], assistants: list[str], seed: int
+) -> list[list[Case]]:
+    """Every config's own table, and the further ones of its task; each on all scales of the task.
 
     Raises:
         ValueError: two configs name one task, a table belongs to none of them, or can't be divided.
     """
     sources = [read_data(name) for name in configs]
-    if any(data.assistant.table for data in sources):
-        raise ValueError("`compare` subtracts no assistant yet. Take `data.assistant` out.")
     names = [data.task.name for data in sources]
     for name in names:
         if names.count(name) > 1:
@@ -210,37 +223,70 @@ def _cases(configs: list[str], tables: list[str], seed: int) -> list[Case]:
         for data in sources
         if data.table_name and (folder := resources.find("tables", data.table_name, Path.is_dir))
     }
-    further: dict[str, list[str]] = {name: [] for name in names}
+    further = _of_tasks("--table", tables, names)
+    for table in (name for found in further.values() for name in found):
+        folder = resources.find("tables", table, Path.is_dir)
+        if folder is not None and folder.resolve() in own:
+            raise ValueError(f"table {table!r} is named twice. Take one out of `--table`.")
+    subtracted = _of_tasks("--assistant", assistants, names)
+    cases: list[list[Case]] = []
+    for data in sources:
+        scales, task = data.task.scales, data.task
+        of_task: list[list[Case]] = []
+        data.needs_test = True
+        data.prepare_data()
+        for name in ["", *further[task.name]]:
+            if name:
+                data.use_table(name)
+            on_scales = []
+            for scale in scales:
+                data.task = task
+                data.use_scale(scale)
+                data.setup("fit")
+                _assist(data.read(), subtracted[task.name], data.task)
+                on_scales.append(Case.of(task.name, data.read(), data.folds, seed, scale))
+            title = on_scales[0].judge
+            if (names_known := [other[0].judge for other in of_task]).count(title):
+                title = f"{title} ({on_scales[0].table.name})"
+            if names_known.count(title):
+                title = f"{title} {len(of_task) + 1}"
+            for case in on_scales:
+                case.judge = title
+            of_task.append(on_scales)
+        cases += of_task
+    return cases
+
+
+def _of_tasks(option: str, tables: list[str], names: list[str]) -> dict[str, list[str]]:
+    """Stores and shipped tables by their tasks.
+
+    Raises:
+        ValueError: one is named twice, isn't there, or is of none of the tasks.
+    """
+    found: dict[str, list[str]] = {name: [] for name in names}
     for table in tables:
         folder = resources.find("tables", table, Path.is_dir)
         if folder is None:
-            raise ValueError(f"no store or shipped table {table!r}. Check `--table`.")
+            raise ValueError(f"no store or shipped table {table!r}. Check `{option}`.")
         task = Store(folder).manifest()["task"]
-        if table in further.get(task, []) or folder.resolve() in own:
-            raise ValueError(f"table {table!r} is named twice. Take one out of `--table`.")
-        if task not in further:
+        if table in found.get(task, []):
+            raise ValueError(f"table {table!r} is named twice. Take one out of `{option}`.")
+        if task not in found:
             raise ValueError(
                 f"table {table!r} is of the task {task!r}, the configs are of "
                 f"{', '.join(names)}. Add its config."
             )
-        further[task].append(table)
-    cases: list[Case] = []
-    for data in sources:
-        of_task: list[Case] = []
-        data.needs_test = True
-        data.prepare_data()
-        for name in ["", *further[data.task.name]]:
-            if name:
-                data.use_table(name)
-            data.setup("fit")
-            case = Case.of(data.task.name, data.read(), data.folds, seed)
-            if (names_known := [other.judge for other in of_task]).count(case.judge):
-                case.judge = f"{case.judge} ({case.table.name})"
-            if names_known.count(case.judge):
-                case.judge = f"{case.judge} {len(of_task) + 1}"
-            of_task.append(case)
-        cases += of_task
-    return cases
+        found[task].append(table)
+    return found
+
+
+def _assist(table: Table, assistants: list[str], task: Task) -> None:
+    """Let a judge be contrasted with all assistants but itself."""
+    for name in assistants:
+        other = load_table(name, task)
+        alone = {key: value for key, value in table.identity.items() if key != "assistant"}
+        if other.identity != alone:
+            table.add_assistant(other)
 
 
 def _config_parser() -> ArgumentParser:
@@ -368,8 +414,14 @@ def _read_run(folder: Path, *, show_text: bool) -> Run:
     fitted = Fitted.from_checkpoint(str(folder / "last.ckpt"))
     data, model = _read_run_config(str(config))
     texts = _texts(data, folder) if show_text else {}
+    wanted = dict(fitted.identity)
+    its = wanted.pop("assistant", None)
     if data.named_judge() is not None:
-        data.use_table(_store_of(data, fitted, folder))
+        data.use_table(_store_of(data, data.store, fitted.ids, wanted, folder))
+    if data.assistant.named_judge() is not None and its:
+        wanted |= json.loads(its)
+        store = _store_of(data, data.assistant.store, fitted.ids, wanted, folder)
+        data.assistant = Assistant(store)
     data.setup("fit")
     table = data.read()
     refuse_other_identity(f"run {str(folder)!r}", fitted.identity, table.identity)
@@ -394,19 +446,19 @@ def _read_run(folder: Path, *, show_text: bool) -> Run:
     )  # fmt: skip
 
 
-def _store_of(data: ScoreData, fitted: Fitted, run: Path) -> str:
-    """The store that a run's judge filled."""
-    folders = [Path(data.store)] if data.store else sorted(STORES.glob(f"{data.task.name}-*"))
+def _store_of(
+    data: ScoreData, named: str, ids: list[str], identity: dict[str, str], run: Path
+) -> str:
+    """The store that a run's judge or its assistant filled."""
+    folders = [Path(named)] if named else sorted(STORES.glob(f"{data.task.name}-*"))
     for folder in folders:
         store = Store(folder)
-        if (
-            store.is_complete
-            and store.manifest()["identity"] == fitted.identity
-            and set(fitted.ids) <= set(store.items()["id"].to_pylist())
-        ):
-            return str(folder)
+        if store.is_complete and set(ids) <= set(store.items()["id"].to_pylist()):
+            with contextlib.suppress(ValueError):  # of another scale, or asked in other words
+                if table_from_store(store, data.task).identity == identity:
+                    return str(folder)
     raise ValueError(
-        f"the store of run {str(run)!r} is not in {str(folders[0] if data.store else STORES)!r}. "
+        f"the store of run {str(run)!r} is not in {str(folders[0] if named else STORES)!r}. "
         "Run `report` in the folder in which `fit` ran, or fit again."
     )
 

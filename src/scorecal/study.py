@@ -265,7 +265,7 @@ def run_study(settings: SearchSettings, model: Calibration, data: ScoreData) -> 
 
     _check(settings, model)
     dimensions = parse_space(
-        settings, model, outer=data.folds.outer > 0, assisted=data.assistant.table is not None
+        settings, model, outer=data.folds.outer > 0, assisted=data.assistant.is_named
     )
     table, assistant = data.read(), data.assistant_logprobs
     assert assistant is not None

@@ -1,5 +1,6 @@
 """The LightningDataModule: from a store, a table or a judge to one batch."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -43,11 +44,26 @@ class Batch(NamedTuple):
 class Assistant:
     """A second judge whose log-probabilities are subtracted (paper 2).
 
+    Tokenizers may differ: only distributions over the labels meet.
+
     Attributes:
-        table: its store, shipped table or file of log-probabilities.
+        table: its store, shipped table or file of log-probabilities of the same items.
+        judge: or the judge itself, which then judges them.
+        store: where its store is; default `stores/<task>-<judge>-<hash>`.
     """
 
     table: str | None = None
+    judge: Judge | None = None
+    store: str = ""
+
+    def named_judge(self) -> Judge | None:
+        """The judge, if the configuration names one."""
+        return self.judge if self.judge is not None and self.judge.model else None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the configuration names an assistant."""
+        return self.table is not None or self.named_judge() is not None
 
 
 class ScoreData(LightningDataModule):
@@ -104,6 +120,7 @@ class ScoreData(LightningDataModule):
         self.needs_test = False
         """Refuse items that leave nothing to test on before they are judged."""
         self.prepared: Store | None = None
+        self.prepared_assistant: Store | None = None
         self.table: Table | None = None
         self.assistant_logprobs: Tensor | None = None
 
@@ -149,12 +166,15 @@ class ScoreData(LightningDataModule):
                 "`--evaluate_test false`."
             )
 
-    def elicit(self, *, to_fit: bool = False, ranks: Trainer | None = None) -> Store:
+    def elicit(self, *, to_fit: bool = False, ranks: Trainer | None = None) -> list[Store]:
         """Judge the task into a store, or find that it is there.
 
         Args:
             to_fit: refuse what could not be fitted before judging it.
             ranks: a trainer whose processes share the work.
+
+        Returns:
+            The judge's store, and its assistant's if that is a judge too.
         """
         judge = self.named_judge()
         if judge is None:
@@ -162,21 +182,51 @@ class ScoreData(LightningDataModule):
         asked, items, questions = self.questions()
         if to_fit:
             self._check_before_judging(items)
-        return elicit(
-            judge, self.task, asked, items, questions, self.store,
-            truncate=self.truncate, samples=self.samples, trainer=ranks,
-        )  # fmt: skip
+        stores = [
+            elicit(
+                judge, self.task, asked, items, questions, self.store,
+                truncate=self.truncate, samples=self.samples, trainer=ranks,
+            )
+        ]  # fmt: skip
+        return stores + self._elicit_assistant(asked, items, questions, ranks)
+
+    def _elicit_assistant(
+        self,
+        asked: list[Template],
+        items: list[Item],
+        questions: list[Question],
+        ranks: Trainer | None = None,
+    ) -> list[Store]:
+        judge = self.assistant.named_judge()
+        if judge is None:
+            return []
+        store = self.assistant.store
+        return [
+            elicit(
+                judge, self.task, asked, items, questions, store,
+                truncate=self.truncate, trainer=ranks,
+            )
+        ]  # fmt: skip
 
     def prepare_data(self) -> None:
-        """Fill the store where a judge is named: one command from text to scores."""
+        """Fill the stores where judges are named: one command from text to scores."""
         if self.named_judge() is not None and self.prepared is None:
-            self.prepared = self.elicit(to_fit=True)
+            self.prepared, *others = self.elicit(to_fit=True)
+        elif self.assistant.named_judge() is not None and self.prepared_assistant is None:
+            others = self._elicit_assistant(*self.questions())
+        else:
+            return
+        self.prepared_assistant = others[0] if others else None
 
     # Reading
 
     def use_table(self, name: str) -> None:
         """Read another table instead, of the same task and divided in the same way."""
         self.judge, self.prepared, self.table, self.table_name = None, None, None, name
+
+    def use_scale(self, scale: str) -> None:
+        """Read the same judgements on one of the task's scales."""
+        self.task, self.table = self.task.on(scale), None
 
     def setup(self, stage: str) -> None:
         """Read the judgements and leave out what can't be used, with a count."""
@@ -189,7 +239,15 @@ class ScoreData(LightningDataModule):
         else:
             raise ValueError("neither a table nor a judge is named. Set `--data.table`.")
         table = self._usable(table)
-        self.assistant_logprobs = self._join_assistant(table)
+        other = None
+        if self.prepared_assistant is not None:
+            other = table_from_store(self.prepared_assistant, self.task)
+        elif self.assistant.table is not None:
+            other = load_table(self.assistant.table, self.task)
+        self.assistant_logprobs = torch.zeros_like(table.logprobs)
+        if other is not None:
+            self.assistant_logprobs = table.add_assistant(other)
+            table.identity = with_assistant(table.identity, other)
         self.table = table
 
     def _usable(self, table: Table) -> Table:
@@ -223,21 +281,6 @@ class ScoreData(LightningDataModule):
             raise ValueError(f"no item of {table.name!r} has a gold score.")
         return table.rows(keep)
 
-    def _join_assistant(self, table: Table) -> Float[Tensor, "items levels"]:
-        """The assistant's log-probabilities of the same items, zeros without one."""
-        if self.assistant.table is None:
-            return torch.zeros_like(table.logprobs)
-        other = load_table(self.assistant.table, self.task)
-        position = {key: index for index, key in enumerate(other.ids)}
-        missing = [key for key in table.ids if key not in position]
-        if missing:
-            raise ValueError(
-                f"the assistant's table {other.name!r} lacks {len(missing)} items, "
-                f"{missing[0]!r} first. Set `--data.assistant.table` to one of the same items."
-            )
-        order = torch.tensor([position[key] for key in table.ids])
-        return other.logprobs[order].log_softmax(-1)
-
     def read(self) -> Table:
         """The usable table, after `setup`."""
         assert self.table is not None
@@ -258,16 +301,30 @@ class ScoreData(LightningDataModule):
 
     # Predicting
 
-    def new_table(self) -> Table:
-        """The rows of `predict_path`, judged if a judge is named."""
+    def new_table(self) -> tuple[Table, Table | None]:
+        """The rows of `predict_path`, judged if a judge is named, and the assistant's."""
         if not self.predict_path:
             raise ValueError("nothing to predict. Set `--data.predict_path` to a file of items.")
-        judge = self.named_judge()
+        judge, assistant = self.named_judge(), self.assistant.named_judge()
+        other = None
         if judge is None:
-            return table_from_file(Path(self.predict_path), self.task, new=True)
+            table = table_from_file(Path(self.predict_path), self.task, new=True)
+            if self.assistant.table is not None:
+                other = table_from_file(Path(self.assistant.table), self.task, new=True)
+            return table, other
         asked = self._shown()[0] if self.task.examples else templates(self.task)
         items = load_new_items(self.task, self.predict_path)
         questions = item_questions(asked, items)
         # Never `self.store`: that is the fitted items'.
         store = elicit(judge, self.task, asked, items, questions, truncate=self.truncate)
-        return table_from_store(store, self.task)
+        if assistant is not None:
+            its = elicit(assistant, self.task, asked, items, questions, truncate=self.truncate)
+            other = table_from_store(its, self.task)
+        return table_from_store(store, self.task), other
+
+
+def with_assistant(identity: dict[str, str], other: Table) -> dict[str, str]:
+    """A judge's identity with its assistant's, who is subtracted from it."""
+    shared = ("template", "scale", "orders")
+    own = {name: value for name, value in other.identity.items() if name not in shared}
+    return {**identity, "assistant": json.dumps(own, sort_keys=True)} if identity else identity

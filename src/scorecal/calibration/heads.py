@@ -15,16 +15,21 @@ from scorecal.calibration.solvers import Rows
 from scorecal.judging.table import Table
 
 _PROBLEMS = 4000  # fitted at once: what they hold is items x problems
-_SHOWN = ("lambda", "temperature", "ridge_bias", "ridge_mixing")
+_SHOWN = ("lambda", "temperature", "alpha", "ridge_bias", "ridge_mixing")
 TEMPERATURE_ONLY = HeadSettings(prior="none", strength=0.0, learn=["temperature"])
 AUTO = HeadSettings(
     learn=["strength", "temperature", "bias", "mixing"], ridge_bias="auto", ridge_mixing="auto"
 )
 
 
-def head(settings: HeadSettings) -> Callable[[DevSets], Answers]:
-    """The fitted head, its `auto` ridges chosen on inner folds of each dev set."""
-    return lambda sets: _heads(settings, sets, {"": slice(None)})[""]
+def head(settings: HeadSettings, assistant: str = "") -> Callable[[DevSets], Answers]:
+    """The fitted head, its `auto` ridges chosen on inner folds of each dev set.
+
+    Args:
+        settings: what it starts from and learns.
+        assistant: which of the table's assistants it may subtract.
+    """
+    return lambda sets: _heads(settings, sets, {"": slice(None)}, assistant)[""]
 
 
 def with_mixing(name: str) -> Callable[[DevSets], Answers]:
@@ -40,7 +45,9 @@ def with_mixing(name: str) -> Callable[[DevSets], Answers]:
     return answer
 
 
-def _heads(settings: HeadSettings, sets: DevSets, among: dict[str, slice]) -> dict[str, Answers]:
+def _heads(
+    settings: HeadSettings, sets: DevSets, among: dict[str, slice], assistant: str = ""
+) -> dict[str, Answers]:
     """Fitted heads chosen among slices of the candidates."""
     # Problems that are fitted at once are divided in the same way.
     divided = [sets.dividing(problem) for problem in range(len(sets.train))]
@@ -52,7 +59,7 @@ def _heads(settings: HeadSettings, sets: DevSets, among: dict[str, slice]) -> di
         same = torch.tensor([index for index, how in enumerate(divided) if how == folds])
         for index in same.split(_portion(settings, folds)):
             part = DevSets(sets.table, sets.train[index], folds, sets.seed)
-            for name, (z, numbers) in _fitted(settings, part, among).items():
+            for name, (z, numbers) in _fitted(settings, part, among, assistant).items():
                 logits[name][index], shown[name][:, index] = z, numbers
     return {
         name: scored(logits[name], sets.table, dict(zip(_SHOWN, shown[name].tolist(), strict=True)))
@@ -61,10 +68,11 @@ def _heads(settings: HeadSettings, sets: DevSets, among: dict[str, slice]) -> di
 
 
 def _fitted(
-    settings: HeadSettings, sets: DevSets, among: dict[str, slice]
+    settings: HeadSettings, sets: DevSets, among: dict[str, slice], assistant: str
 ) -> dict[str, tuple[Float[Tensor, "problems items levels"], Float[Tensor, "shown problems"]]]:
     table, on = sets.table, settings.temperature_on
-    rows = Rows(table.logprobs, torch.zeros_like(table.logprobs), table.gold, table.values)
+    subtracted = table.assistants[assistant] if assistant else torch.zeros_like(table.logprobs)
+    rows = Rows(table.logprobs, subtracted, table.gold, table.values)
     splits = [Split(str(number), row, ~row) for number, row in enumerate(sets.train)]
     problems, searches = make_problems(
         table, splits, sets.folds, settings, None, sets.seed, choices_only=True
@@ -80,7 +88,10 @@ def _fitted(
             chosen = choose(some, problems, losses, "mse", favour_default=True)
         full = torch.stack([one.full[pick] for one, pick in zip(some, chosen, strict=True)])
         heads, picked = fitted.take(full), problems.take(full)
-        shown = [heads.strength, heads.temperature, picked.ridge_bias, picked.ridge_mixing]
+        shown = [
+            heads.strength, heads.temperature, heads.contrast, picked.ridge_bias,
+            picked.ridge_mixing,
+        ]  # fmt: skip
         found[name] = (
             head_logits(heads, rows.logprobs, rows.assistant, temperature_on=on),
             torch.stack(shown),

@@ -21,6 +21,7 @@ from scorecal.calibration.calibrators import (
     ridge_fit,
     ridge_predict,
 )
+from scorecal.calibration.contrast import contrast_methods, greedy
 from scorecal.calibration.dev_sets import Answers, DevSets, Method, scored
 from scorecal.calibration.head import RIDGE, HeadSettings
 from scorecal.calibration.heads import TEMPERATURE_ONLY, head, with_known_prior, with_mixing
@@ -197,7 +198,7 @@ MOST_MIXED = 21  # labels: M has their square of parameters, a fit its cube of t
 
 def methods(table: Table) -> list[Method]:
     """All methods that a table has the evidence for, in the order of the tables."""
-    found: list[Method] = []
+    found = [Method("greedy", "–", greedy)]
     for temperature in (1.0, VANILLA):
         shown = f"{temperature:g}"
         name = "raw" if temperature == 1 else "vanilla"
@@ -222,6 +223,7 @@ def methods(table: Table) -> list[Method]:
         found += [Method(name, "learned", with_mixing(name)) for name in ("head with M", "auto")]
     return [
         *found,
+        *contrast_methods(table, VANILLA),
         Method("ordinal", "–", _ordinal),
         Method("ridge regression", "–", _ridge),
         Method("isotonic", "–", _isotonic),

@@ -1,6 +1,7 @@
 """What tables and reports are made of, and how it reads as Markdown."""
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -65,3 +66,25 @@ def _markdown(block: Block) -> str:
         return " ".join(cell.split()).replace("|", "/").replace("<", "&lt;").replace("](", "]\\(")
 
     return "\n".join(f"| {' | '.join(map(safe, line))} |" for line in lines)
+
+
+def number(value: float, sign: str = "") -> str:
+    """Three decimals, a dash for what is undefined."""
+    return "–" if math.isnan(value) else f"{value:{sign}.3f}"
+
+
+def estimate(figure: Mapping[str, float] | None, *, bold: bool = False, sign: str = "") -> str:
+    """An estimate with its interval."""
+    if figure is None or math.isnan(figure["estimate"]):
+        return "–"
+    point = number(figure["estimate"], sign)
+    point = f"**{point}**" if bold else point
+    if math.isnan(figure["low"]):
+        return point
+    return f"{point} [{number(figure['low'], sign)}, {number(figure['high'], sign)}]"
+
+
+def span(counts: list[int]) -> str:
+    """The smallest and the largest count."""
+    low, high = min(counts), max(counts)
+    return f"{low:,}" if low == high else f"{low:,}–{high:,}"

@@ -52,9 +52,10 @@ class Case:
     table: Table
     sets: DevSets
     test: Bool[Tensor, "splits items"]
+    scale: str = ""
 
     @classmethod
-    def of(cls, task: str, table: Table, folds: Folds, seed: int) -> "Case":
+    def of(cls, task: str, table: Table, folds: Folds, seed: int, scale: str = "") -> "Case":
         """Divide a table as `fit` does.
 
         Raises:
@@ -72,7 +73,7 @@ class Case:
         dev = torch.stack([split.dev for split in splits])
         test = torch.stack([split.test for split in splits])
         judge = table.identity.get("judge", table.name)
-        return cls(task, judge, table, DevSets(table, dev, folds, seed), test)
+        return cls(task, judge, table, DevSets(table, dev, folds, seed), test, scale)
 
     @cached_property
     def groups(self) -> int:

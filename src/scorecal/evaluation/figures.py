@@ -111,20 +111,45 @@ def _finish_beside_uniform(
 
 @figure_style()
 def score_share_figure(
-    panels: Mapping[str, Series], labels: Sequence[str], *, title: str
+    panels: Mapping[str, Series],
+    labels: Sequence[str] | Mapping[str, Sequence[str]],
+    *,
+    title: str,
 ) -> "matplotlib.figure.Figure":
-    """Share of gold scores (key `gold`, bars) beside methods' mean probabilities (figure 4)."""
+    """Share of gold scores (key `gold`, bars) beside methods' mean probabilities (figure 4).
+
+    Labels are those of all panels, or each panel's own (paper 2, figure 2).
+    """
     looks = method_looks([name for name in series_names(panels) if name != "gold"])
     figure, axes = panel_axes(panels, sharey=True)
-    for axis, series in zip(axes, panels.values(), strict=True):
+    for axis, (panel, series) in zip(axes, panels.items(), strict=True):
         for name, probs in series.items():
             if name == "gold":
                 bars(axis, probs, label=name)
             else:
                 label_line(axis, probs, label=name, **looks[name])
-        label_axis(axis, labels)
+        label_axis(axis, labels[panel] if isinstance(labels, Mapping) else labels)
     from_zero(axes)
     describe_axes(axes, "Score label", "Share, mean probability")
+    return finish(figure, axes, title)
+
+
+@figure_style()
+def label_logit_figure(
+    panels: Mapping[str, Sequence[tuple[float, float, float]]],
+    labels: Mapping[str, Sequence[str]],
+    *,
+    title: str,
+) -> "matplotlib.figure.Figure":
+    """Next-token logit of each label (mean, quartiles) over the items (paper 2, figure 3)."""
+    figure, axes = panel_axes(panels)
+    for axis, (panel, triples) in zip(axes, panels.items(), strict=True):
+        mean, low, high = (finite(values) for values in zip(*triples, strict=True))
+        axis.fill_between(range(len(mean)), low, high, color=COLOURS[2], alpha=0.2, linewidth=0,
+                          label="middle half of the items")  # fmt: skip
+        label_line(axis, mean, label="mean", marker="o", color=COLOURS[2])
+        label_axis(axis, labels[panel])
+    describe_axes(axes, "Score label", "Logit")
     return finish(figure, axes, title)
 
 

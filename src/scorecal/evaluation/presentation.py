@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scorecal.evaluation import figures
-from scorecal.evaluation.blocks import Block, Grid, Heading
+from scorecal.evaluation.blocks import Block, Grid, Heading, estimate, number, span
 from scorecal.evaluation.drawing import save_figure
+from scorecal.evaluation.range_tables import range_figures, range_parts
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -24,22 +25,6 @@ _CURVES = {"spearman": "Spearman", "mse": "MSE"}
 _DRAWN_ARMS = (
     "raw", "shrink to B", "shrink to 0", "shrink to B, labels permuted", "auto", "ridge regression"
 )  # fmt: skip
-
-
-def number(value: float, sign: str = "") -> str:
-    """Three decimals, a dash for what is undefined."""
-    return "–" if math.isnan(value) else f"{value:{sign}.3f}"
-
-
-def estimate(figure: Record | None, *, bold: bool = False, sign: str = "") -> str:
-    """An estimate with its interval."""
-    if figure is None or math.isnan(figure["estimate"]):
-        return "–"
-    point = number(figure["estimate"], sign)
-    point = f"**{point}**" if bold else point
-    if math.isnan(figure["low"]):
-        return point
-    return f"{point} [{number(figure['low'], sign)}, {number(figure['high'], sign)}]"
 
 
 def tables(tasks: dict[str, list[Record]], about: Record) -> list[Block]:
@@ -61,7 +46,8 @@ def tables(tasks: dict[str, list[Record]], about: Record) -> list[Block]:
         "and doesn't count as the best.",
     ]
     for task, records in tasks.items():
-        parts += _task_parts(task, records)
+        on_scales = "scales" in records[0]
+        parts += range_parts(task, records) if on_scales else _task_parts(task, records)
     return parts
 
 
@@ -92,18 +78,13 @@ def _overview(records: list[Record]) -> Grid:
             [
                 record["title"],
                 record["table"],
-                f"{_span(dev)} dev, {_span(test)} test"
+                f"{span(dev)} dev, {span(test)} test"
                 + (f", {record['splits']} folds" if record["splits"] > 1 else ""),
                 str(record["groups"]),
                 number(record["label_mass"]),
             ]
         )
     return Grid(["judge", "table", "items", "groups in test", "mean label mass"], rows)
-
-
-def _span(counts: list[int]) -> str:
-    low, high = min(counts), max(counts)
-    return f"{low:,}" if low == high else f"{low:,}–{high:,}"
 
 
 def _methods_table(records: list[Record], metric: str) -> Grid:
@@ -293,7 +274,8 @@ def draw(tasks: dict[str, list[Record]], folder: Path) -> list[Path]:
 
 def drawn(task: str, records: list[Record]) -> Iterable[tuple[str, "matplotlib.figure.Figure"]]:
     """A task's figures by the names of their files."""
-    for name, figure in _figures(task, records):
+    figured = range_figures if "scales" in records[0] else _figures
+    for name, figure in figured(task, records):
         yield f"{task}_{name}", figure
 
 

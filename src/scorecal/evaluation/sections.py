@@ -5,7 +5,15 @@ from typing import Any
 
 from scorecal.calibration.methods import MOST_MIXED
 from scorecal.evaluation import figures
-from scorecal.evaluation.blocks import Block, Drawing, Grid, Heading, Verdict
+from scorecal.evaluation.blocks import (
+    Block,
+    Drawing,
+    Grid,
+    Heading,
+    Verdict,
+    estimate,
+    number,
+)
 from scorecal.evaluation.compare import Comparison
 from scorecal.evaluation.diagnosis import (
     RANDOM,
@@ -16,7 +24,7 @@ from scorecal.evaluation.diagnosis import (
 )
 from scorecal.evaluation.evidence import verdict
 from scorecal.evaluation.intervals import Interval
-from scorecal.evaluation.presentation import estimate, number, strength_curves
+from scorecal.evaluation.presentation import strength_curves
 from scorecal.evaluation.refits import REFITS, learned
 from scorecal.evaluation.runs import Run
 from scorecal.evaluation.summary import LOW_MASS, table_rows

@@ -46,6 +46,8 @@ class Table:
     by_order: dict[str, Float[Tensor, "items levels"]] = field(default_factory=dict)
     """Log-probabilities with the rubric in each order that the judge was shown, of which
     `logprobs` averages those that the task names; empty without a rubric."""
+    assistants: dict[str, Float[Tensor, "items levels"]] = field(default_factory=dict)
+    """Other judges' log-probabilities of the labels alone, for the same items, to subtract."""
 
     def rows(self, keep: Bool[Tensor, " items"]) -> "Table":
         """The same table with the kept rows only."""
@@ -68,7 +70,26 @@ class Table:
             self.evidence,
             None if self.logsumexp is None else self.logsumexp[index],
             {order: logprobs[index] for order, logprobs in self.by_order.items()},
+            {name: logprobs[index] for name, logprobs in self.assistants.items()},
         )
+
+    def add_assistant(self, other: "Table") -> Float[Tensor, "items levels"]:
+        """Keep another judge's log-probabilities of the same items, renormalised over the labels.
+
+        Raises:
+            ValueError: it has not judged all of them.
+        """
+        position = {key: index for index, key in enumerate(other.ids)}
+        missing = [key for key in self.ids if key not in position]
+        if missing:
+            raise ValueError(
+                f"the assistant's table {other.name!r} lacks {len(missing)} of {len(self.ids)} "
+                f"items of {self.name!r}, {missing[0]!r} first. Name one of the same items."
+            )
+        order = torch.tensor([position[key] for key in self.ids])
+        name = other.identity.get("judge", other.name)
+        self.assistants[name] = other.logprobs[order].log_softmax(-1)
+        return self.assistants[name]
 
 
 def load_table(name: str, task: Task) -> Table:
