@@ -7,6 +7,7 @@ import torch
 import yaml
 from stores import make_items, make_store, ranges_task, write_config
 
+from scorecal.calibration.fitted import Fitted
 from scorecal.judging.store import Store
 from scorecal.judging.table import table_from_store
 
@@ -62,8 +63,8 @@ def test_fit_takes_one_range_and_an_assistant(pair, command, tmp_path):
     finished = command("fit", "--config", config, "--data.task.scale", "2-7", *contrast)
     assert finished.status == 0, finished.err
     run = tmp_path / finished.out.splitlines()[-1]
-    head = json.loads((run / "head.json").read_text())
-    assert "Small" in head["identity"]["assistant"]
+    fitted = Fitted.from_checkpoint(str(run / "last.ckpt"))
+    assert "Small" in fitted.identity["assistant"]
     page = command("report", "--runs", run)
     assert page.status == 0, page.err
     assert "contrast α" in (run / "report/report.md").read_text()
@@ -87,10 +88,13 @@ def test_fit_takes_one_range_and_an_assistant(pair, command, tmp_path):
     assert "this head subtracts an assistant" in finished.err
     finished = command(*new, "--data.assistant.table", "its.jsonl")
     assert finished.status == 0, finished.err
-    scores = [json.loads(line)["score"] for line in (tmp_path / "scores.jsonl").open()]
-    [deploy] = head["heads"].values() if isinstance(head["heads"], dict) else head["heads"]
-    alpha, temperature = deploy["contrast"], deploy["temperature"]
-    expected = (rows["new"].log_softmax(-1) - alpha * rows["its"].log_softmax(-1)) / temperature
+    written = (tmp_path / "scores.jsonl").read_text().splitlines()
+    scores = [json.loads(line)["score"] for line in written]
+    alpha, temperature = fitted.heads.contrast, fitted.heads.temperature
+    assert abs(alpha) > 0.05
+    term = fitted.heads.strength * fitted.heads.prior[0]
+    expected = rows["new"].log_softmax(-1) + term - alpha * rows["its"].log_softmax(-1)
+    expected = expected / temperature
     expected = expected.softmax(-1) @ torch.arange(6, dtype=torch.float64)
     torch.testing.assert_close(torch.tensor(scores, dtype=torch.float64), expected)
 
