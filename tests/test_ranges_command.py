@@ -120,9 +120,7 @@ def test_other_items_and_other_scales_of_an_assistant_are_refused(pair, command,
     finished = command("compare", "--config", config, "--assistant", small, small)
     assert finished.status == 2
     assert "named twice. Take one out of `--assistant`" in finished.err
-    finished = command(
-        "compare", "--config", config, "--assistant", "stsb-qwen2.5-coder-0.5b-gguf"
-    )
+    finished = command("compare", "--config", config, "--assistant", "stsb-qwen2.5-coder-0.5b-gguf")
     assert finished.status == 2
     assert "is of the task 'sts'" in finished.err
 
@@ -143,3 +141,10 @@ def test_ranges_that_cannot_be_read(pair, command, tmp_path, scale, gold_range, 
     finished = command("compare", "--config", "bad.yaml", "--draws", 0)
     assert finished.status == 2
     assert message in finished.err
+
+
+def test_a_rubric_with_a_repeated_score_is_named(command, tmp_path):
+    (tmp_path / "twice.yaml").write_text("data:\n  task:\n    rubric:\n      1: a\n      1: b\n")
+    finished = command("fit", "--config", "twice.yaml")
+    assert finished.status == 2
+    assert "'twice.yaml' line 5: the key '1' stands twice" in finished.err

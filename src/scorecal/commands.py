@@ -63,9 +63,32 @@ class NamedConfigFile(ActionConfigFile):
                 text = found.read_text(encoding="utf-8")
             except UnicodeDecodeError:
                 raise ValueError(f"config {values!r} is not UTF-8.") from None
+            _refuse_repeated_keys(values, text)
             _refuse_empty_sections(values, text)
             values = str(found)
         super().__call__(parser, cfg, values, option_string)
+
+
+def _refuse_repeated_keys(name: str, text: str) -> None:
+    """Raise ValueError where a key stands twice: YAML would take the last without a word."""
+    import yaml
+
+    with contextlib.suppress(yaml.YAMLError):  # which the parser tells better
+        nodes = [yaml.compose(text)]
+        while nodes:
+            node = nodes.pop()
+            if isinstance(node, yaml.SequenceNode):
+                nodes += node.value
+            elif isinstance(node, yaml.MappingNode):
+                seen = set()
+                for key, value in node.value:
+                    if key.value in seen:
+                        raise ValueError(
+                            f"config {name!r} line {key.start_mark.line + 1}: the key "
+                            f"{key.value!r} stands twice. Take one out."
+                        )
+                    seen.add(key.value)
+                    nodes.append(value)
 
 
 def _refuse_empty_sections(name: str, text: str) -> None:

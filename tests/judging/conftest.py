@@ -14,7 +14,7 @@ from scorecal.judging.elicit import elicit
 from scorecal.judging.judge import Prompt
 from scorecal.judging.plan import item_questions, make_plan, prior_questions
 from scorecal.judging.store import Store
-from scorecal.judging.task import Task, Template, load_items
+from scorecal.judging.task import Task, load_items, templates
 from scorecal.judging.transformers import TransformersJudge
 from scorecal.scale import Scale
 
@@ -52,9 +52,11 @@ class _Job:
         fields = {"sentence1": "sentence1", "sentence2": "sentence2"}
         given = {"name": "sts", "template": "sts.j2", "fields": fields, **task}
         self.task = Task(**given)
-        self.template = Template(self.task)
-        few = self.template.random_numbers()[:8]  # the hundred have tests of their own
-        self.template.random_numbers = lambda: few
+        self.templates = templates(self.task)
+        self.template = self.templates[0]
+        for template in self.templates:  # the hundred have tests of their own
+            few = template.random_numbers()[:8]
+            template.random_numbers = lambda few=few: few
         self.data = folder / "pairs.jsonl"
         self.store = folder / "store"
         source = random.Random(0)
@@ -73,8 +75,8 @@ class _Job:
     def parts(self):
         self.data.write_text("".join(json.dumps(row) + "\n" for row in self.rows))
         items = load_items(self.task, str(self.data))
-        questions = item_questions([self.template], items) + prior_questions([self.template])
-        return self.task, [self.template], items, questions
+        questions = item_questions(self.templates, items) + prior_questions(self.templates)
+        return self.task, self.templates, items, questions
 
     def run(self, judge, folder=None, **options):
         return elicit(judge, *self.parts(), str(folder or self.store), **options)
@@ -110,14 +112,23 @@ def sentence(source: random.Random, words: int) -> str:
 
 
 def save_tokenizer(
-    folder: Path, *, chat: str | None = CHAT, bos: bool = False, digits: bool = True
+    folder: Path,
+    *,
+    chat: str | None = CHAT,
+    bos: bool = False,
+    digits: bool = True,
+    tens: bool = False,
 ) -> None:
-    """A byte-level BPE; `digits` splits numbers into digits, as Qwen's and Llama's do."""
+    """A byte-level BPE; `digits` splits numbers into digits, as Qwen's and Llama's do.
+
+    With `tens`, and without `digits`, 10 is one token.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     source = random.Random(0)
     corpus = [sentence(source, 12) + ". Score: 3 or 4?\n" for _ in range(200)]
+    corpus += ["10 10"] * 200 if tens else []
     tokenizer = Tokenizer(models.BPE())
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = (
