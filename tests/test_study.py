@@ -425,6 +425,7 @@ def test_two_workers_share_a_postgresql_database(own, tmp_path, postgresql) -> N
         (("--search.sampler", "cmaes", *space(loss=["mse", "nll"])), "CMA-ES searches numbers"),
         (("--search.space", "{}"), "names no option"),
         ((*space(**RANGES), "--search.trials", "0"), "1 at least"),
+        ((*space(**RANGES), "--seed_everything", "-1"), "within 0 and 4,294,967,295, got -1."),
         ((*space(**RANGES), "--search.metrics", "[]"), "no or equal metrics"),
         (
             (*space(**RANGES), "--search.metrics", "[mse,spearman]", "--search.pruner", "median"),

@@ -44,6 +44,7 @@ from scorecal.scale import Scale
 from scorecal.study import Found, SearchSettings, run_study, study_text
 
 _SEVERAL = {"compare": run_compare, "report": run_report}  # they take several configs or runs
+_LARGEST_SEED = 2**32 - 1  # numpy takes no larger one
 _SAVED = ("seed_everything", "evaluate_test", "model", "data", "trainer")
 
 
@@ -155,6 +156,15 @@ class ScoreCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Leave the configuration as given: Lightning lets a checkpoint's values beat it."""
+
+    def _set_seed(self) -> None:
+        """Refuse a seed that Lightning would refuse in numpy's words."""
+        seed = self._settings()["seed_everything"]
+        if not 0 <= seed <= _LARGEST_SEED:
+            raise ValueError(
+                f"`--seed_everything` must lie within 0 and {_LARGEST_SEED:,}, got {seed}."
+            )
+        super()._set_seed()
 
     def _settings(self) -> Namespace:
         return self.config[self.config["subcommand"]]
