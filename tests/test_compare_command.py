@@ -74,6 +74,7 @@ def test_further_judges_are_further_tables(store, command, tmp_path):
     [
         ([], "config"),
         (["--config", "nothing.yaml"], "no config 'nothing.yaml'"),
+        (["--config", "optuna_lambda"], "'optuna_lambda' has `search`, which only `study` reads"),
         (["--config", "OWN", "OWN"], "two configs have the task 'demo'"),
         (["--config", "OWN", "--config", "OWN"], "two configs have the task 'demo'"),
         (["--config", "OWN", "--table", "STORE"], "is named twice"),

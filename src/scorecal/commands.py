@@ -61,25 +61,37 @@ class NamedConfigFile(ActionConfigFile):
                 text = found.read_text(encoding="utf-8")
             except UnicodeDecodeError:
                 raise ValueError(f"config {values!r} is not UTF-8.") from None
-            _refuse_empty_sections(values, text)
+            content = _loaded(text)
+            _refuse_empty_sections(values, content)
+            if isinstance(content, dict) and "search" in content and "search" not in parser.groups:
+                raise ValueError(
+                    f"config {values!r} has `search`, which only `study` reads. Name a task's "
+                    "config, e.g. sts.yaml, or run `study`."
+                )
             values = str(found)
         super().__call__(parser, cfg, values, option_string)
 
 
-def _refuse_empty_sections(name: str, text: str) -> None:
-    """Raise ValueError where a section that has no null is null."""
+def _loaded(text: str) -> Any:
+    """What a YAML text holds; None where it is broken, which the parser tells better."""
     import yaml
 
-    with contextlib.suppress(yaml.YAMLError):  # which the parser tells better
-        stack = [("", yaml.safe_load(text))]
-        while stack:
-            above, section = stack.pop()
-            for key, value in section.items() if isinstance(section, dict) else ():
-                if value is None and f"{above}{key}" in _SECTIONS:
-                    raise ValueError(
-                        f"`{above}{key}` is empty in config {name!r}. Fill it, or take it out."
-                    )
-                stack.append((f"{above}{key}.", value))
+    with contextlib.suppress(yaml.YAMLError):
+        return yaml.safe_load(text)
+    return None
+
+
+def _refuse_empty_sections(name: str, content: Any) -> None:
+    """Raise ValueError where a section that has no null is null."""
+    stack = [("", content)]
+    while stack:
+        above, section = stack.pop()
+        for key, value in section.items() if isinstance(section, dict) else ():
+            if value is None and f"{above}{key}" in _SECTIONS:
+                raise ValueError(
+                    f"`{above}{key}` is empty in config {name!r}. Fill it, or take it out."
+                )
+            stack.append((f"{above}{key}.", value))
 
 
 def compare_parser() -> ArgumentParser:
