@@ -97,15 +97,15 @@ class _FitBar(Callback):
         assert isinstance(pl_module, Calibration)
         self._open = contextlib.ExitStack()
         self._progress = self._open.enter_context(bar())
-        newton = pl_module.solver == "newton"
-        total = len(pl_module.waiting) if newton else trainer.max_epochs
+        self._newton = pl_module.solver == "newton"
+        total = len(pl_module.waiting) if self._newton else trainer.max_epochs
         self._task = self._progress.add_task("fitting", total=total, done="", rate="")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, Calibration)
-        newton = pl_module.solver == "newton"
-        done = int((~pl_module.waiting).sum()) if newton else trainer.current_epoch + 1
-        self._progress.update(self._task, completed=done, done=f"{done} fits" if newton else "")
+        done = int((~pl_module.waiting).sum()) if self._newton else trainer.current_epoch + 1
+        shown = f"{done} fits" if self._newton else ""
+        self._progress.update(self._task, completed=done, done=shown)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if hasattr(self, "_open"):
