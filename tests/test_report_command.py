@@ -182,6 +182,34 @@ def _damaged(run: Path) -> None:
     (run / "results.json").write_text('{"items": 30}')
 
 
+def _nothing_but_nulls(run: Path) -> None:
+    content = json.loads((run / "results.json").read_text())
+    (run / "results.json").write_text(json.dumps(dict.fromkeys(content)))
+
+
+def _empty_config(run: Path) -> None:
+    (run / "config.yaml").write_text("")
+
+
+def _cut_config(run: Path) -> None:
+    whole = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(whole[: whole.index("template:")])
+
+
+def _other_option(run: Path) -> None:
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("lr: 0.05", "lr: -1"))
+
+
+def _folder_for_the_page(run: Path) -> None:
+    Path("out/report.html").mkdir(parents=True)
+
+
+def _no_task(run: Path) -> None:
+    Path("compared").mkdir()
+    Path("compared/tables.json").write_text('{"tasks": {}}')
+
+
 def _broken_config(run: Path) -> None:
     settings = yaml.safe_load((run / "config.yaml").read_text())
     settings["data"]["folds"] = None
@@ -197,7 +225,12 @@ def _broken_config(run: Path) -> None:
         (_no_checkpoint, [], "has no last.ckpt. Name a folder of `fit`"),
         (_no_results, [], "holds no results.json of `fit`, study.json"),
         (_damaged, [], "is damaged. Fit again"),
+        (_nothing_but_nulls, [], "results.json' is damaged. Fit again"),
         (_broken_config, [], "`data.folds` is empty in config"),
+        (_empty_config, [], "config.yaml' is damaged: Unexpected config. Fit again"),
+        (_cut_config, [], "config.yaml' is damaged: the following arguments are required"),
+        (_other_option, [], "config.yaml' is damaged: `model.lr` must be above 0, got -1.0. Fit"),
+        (_no_task, ["compared"], "tables.json' holds no task. Run `compare` again"),
         (None, ["RUN"], "is named twice"),
         (None, ["nowhere"], "'nowhere' holds no results.json"),
         (None, ["--output", "mine.jsonl"], "`--output` 'mine.jsonl' is no folder"),

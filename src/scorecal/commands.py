@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ActionConfigFile, ArgumentParser
+from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser
 
 from scorecal import resources
 from scorecal.calibration.data import ScoreData
@@ -275,10 +275,18 @@ def read_data(config: str) -> ScoreData:
 
 
 def _read_run_config(config: str) -> tuple[ScoreData, Calibration]:
-    """The data and the model that a run's config describes."""
+    """The data and the model that a run's config describes.
+
+    Raises:
+        ValueError: it is damaged.
+    """
     parser = _config_parser()
     parser.add_class_arguments(Calibration, "model")
-    made = parser.instantiate_classes(parser.parse_args(["--config", config]))
+    try:
+        made = parser.instantiate_classes(parser.parse_args(["--config", config]))
+    except (ArgumentError, ValueError) as error:
+        reason = str(error).rstrip(".: \n")
+        raise ValueError(f"a run's {config!r} is damaged: {reason}. Fit again.") from None
     return made.data, made.model
 
 
