@@ -1,6 +1,7 @@
 """`report`: what it writes of runs and comparisons, and what it refuses."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,13 @@ def test_a_study_adds_its_trials_to_the_page_of_its_run(command, tmp_path):
     record = json.loads((folder / "study.json").read_text())
     best = record["splits"]["deploy"]["best"]
     assert f"{best['values'][0]:.4f}" in page
+    # The run may be named too, before or behind its study: it is shown once.
+    run = os.path.relpath(folder / record["run"], tmp_path)
+    for named in ((folder, run), (run, folder)):
+        assert command("report", "--runs", *named, "--output", "both").status == 0
+        page = (tmp_path / "both/report.html").read_text()
+        assert page.count('<section id="part-') == 2
+        assert "The runs" not in page
     (tmp_path / folder / record["run"] / "config.yaml").rename(tmp_path / "kept.yaml")
     finished = command("report", "--runs", folder)
     assert finished.status == 2

@@ -17,7 +17,7 @@ from scorecal import resources
 from scorecal.calibration.data import ScoreData
 from scorecal.calibration.fitted import Fitted
 from scorecal.calibration.module import Calibration
-from scorecal.evaluation.blocks import markdown
+from scorecal.evaluation.blocks import Part, markdown
 from scorecal.evaluation.compare import Case, compare
 from scorecal.evaluation.diagnosis import case_record
 from scorecal.evaluation.drawing import NoFigures
@@ -324,24 +324,32 @@ def run_report(arguments: list[str]) -> None:
     output = Path(given.output) if given.output else folders[0] / "report"
     if output.exists() and not output.is_dir():
         raise ValueError(f"`--output` {given.output!r} is no folder. Name one.")
-    runs, parts = [], []
+    runs: list[Run] = []
+    parts: list[Part] = []
+    shown: set[Path] = set()
     for number, folder in enumerate(folders, 1):
         prefix = f"{number}_" if len(folders) > 1 else ""
         notice(f"{folder}")
+        run: Path | None = None
+        more: list[Part] = []
         if (folder / "tables.json").is_file():
-            parts.append(comparison_part(folder, prefix))
+            more.append(comparison_part(folder, prefix))
         elif (folder / "results.json").is_file():
-            runs.append(_read_run(folder, show_text=given.show_text))
-            parts.append(run_part(runs[-1], prefix))
+            run = folder
         elif (folder / "study.json").is_file():
             study, part = read_study(folder, prefix)
-            runs.append(_read_run(_run_of(study, folder), show_text=given.show_text))
-            parts += [run_part(runs[-1], prefix), part]
+            run = _run_of(study, folder)
+            more.append(part)
         else:
             raise ValueError(
                 f"{str(folder)!r} holds no results.json of `fit`, study.json of `study` or "
                 "tables.json of `compare`. Name a folder that one of them wrote."
             )
+        if run and run.resolve() not in shown:  # a run may be named beside its study
+            shown.add(run.resolve())
+            runs.append(_read_run(run, show_text=given.show_text))
+            parts.append(run_part(runs[-1], prefix))
+        parts += more
     if len(runs) > 1:
         parts.insert(0, runs_part(runs))
     typed = "python -m train report " + shlex.join(arguments)
