@@ -242,6 +242,8 @@ def _broken_config(run: Path) -> None:
         (None, ["RUN"], "is named twice"),
         (None, ["nowhere"], "'nowhere' holds no results.json"),
         (None, ["--output", "mine.jsonl"], "`--output` 'mine.jsonl' is no folder"),
+        (None, ["--output", "mine.jsonl/a/b"], "is no folder: 'mine.jsonl' is a file. Name one"),
+        (_folder_for_the_page, ["--output", "out"], "'out/report.html' is a folder"),
         (None, ["--output", "/proc/none"], "/proc/none"),
         (None, ["--show_text", "true"], "names no local data file"),
         (None, ["--colour", "red"], "colour"),

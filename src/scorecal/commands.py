@@ -129,6 +129,26 @@ def _add_quiet(parser: ArgumentParser) -> None:
     )
 
 
+def _output_folder(named: str, *files: str) -> Path:
+    """The folder of what is written, which need not be there yet.
+
+    Raises:
+        ValueError: a file stands in its way, or a folder in that of one of the files.
+    """
+    folder = Path(named)
+    for path in (folder, *folder.parents):
+        if not named or (path.exists() and not path.is_dir()):
+            below = "" if path == folder else f": {str(path)!r} is a file"
+            raise ValueError(f"`--output` {named!r} is no folder{below}. Name one.")
+    for path in (folder / name for name in files):
+        if path.is_dir():
+            raise ValueError(
+                f"{str(path)!r} is a folder, but a file is to be written there. Move it away, or "
+                "name another `--output`."
+            )
+    return folder
+
+
 def run_compare(arguments: list[str]) -> None:
     """Write `tables.md`, `tables.json` and the figures of a comparison."""
     given = compare_parser().parse_args(arguments)
@@ -138,9 +158,7 @@ def run_compare(arguments: list[str]) -> None:
             raise ValueError(
                 f"`--{name}` must lie within {low:,} and {high:,}, got {getattr(given, name)}."
             )
-    folder = Path(given.output)
-    if not given.output or (folder.exists() and not folder.is_dir()):
-        raise ValueError(f"`--output` {given.output!r} is no folder. Name one.")
+    folder = _output_folder(given.output, "tables.md", "tables.json")
     cases = _cases(given.config, given.table, given.seed)
     folder.mkdir(parents=True, exist_ok=True)  # a place that can't be written shows here
     for partial in folder.glob(".*.partial"):  # of a run that was killed
@@ -321,9 +339,6 @@ def run_report(arguments: list[str]) -> None:
     for folder in folders:
         if [other.resolve() for other in folders].count(folder.resolve()) > 1:
             raise ValueError(f"folder {str(folder)!r} is named twice. Take one out of `--runs`.")
-    output = Path(given.output) if given.output else folders[0] / "report"
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"`--output` {given.output!r} is no folder. Name one.")
     runs: list[Run] = []
     parts: list[Part] = []
     shown: set[Path] = set()
@@ -352,6 +367,8 @@ def run_report(arguments: list[str]) -> None:
         parts += more
     if len(runs) > 1:
         parts.insert(0, runs_part(runs))
+    named = given.output or str(folders[0] / "report")
+    output = _output_folder(named, "report.md", "report.html")
     typed = "python -m train report " + shlex.join(arguments)
     about = f"Written by scorecal {version('scorecal')}: `{typed}`"
     print("\n".join(map(str, written(output, "Calibration report", parts, about))))
