@@ -74,6 +74,7 @@ def test_further_judges_are_further_tables(store, command, tmp_path):
     [
         ([], "config"),
         (["--config", "nothing.yaml"], "no config 'nothing.yaml'"),
+        (["--config", "optuna_lambda"], "'optuna_lambda' has `search`, which only `study` reads"),
         (["--config", "OWN", "OWN"], "two configs have the task 'demo'"),
         (["--config", "OWN", "--config", "OWN"], "two configs have the task 'demo'"),
         (["--config", "OWN", "--table", "STORE"], "is named twice"),
@@ -87,6 +88,7 @@ def test_further_judges_are_further_tables(store, command, tmp_path):
         ),
         (["--config", "OWN", "--resamples", "3"], "`--resamples` must lie within 100 and"),
         (["--config", "OWN", "--output", "OWN"], "is no folder. Name one"),
+        (["--config", "OWN", "--output", "OWN/a"], "own.yaml' is a file. Name one"),
         (["--config", "OWN", "--colour", "red"], "colour"),
     ],
 )
@@ -94,7 +96,8 @@ def test_a_comparison_that_cannot_be_made_is_one_line_and_writes_nothing(
     arguments, message, store, command, tmp_path
 ):
     own = config(store, tmp_path)
-    finished = command("compare", *[{"OWN": own, "STORE": store}.get(a, a) for a in arguments])
+    named = {"OWN": own, "STORE": store, "OWN/a": own / "a"}
+    finished = command("compare", *[named.get(a, a) for a in arguments])
     assert finished.status == 2
     assert message in finished.err.splitlines()[-1]
     assert list(tmp_path.iterdir()) == [own]

@@ -1,6 +1,7 @@
 """`report`: what it writes of runs and comparisons, and what it refuses."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,13 @@ def test_a_study_adds_its_trials_to_the_page_of_its_run(command, tmp_path):
     record = json.loads((folder / "study.json").read_text())
     best = record["splits"]["deploy"]["best"]
     assert f"{best['values'][0]:.4f}" in page
+    # The run may be named too, before or behind its study: it is shown once.
+    run = os.path.relpath(folder / record["run"], tmp_path)
+    for named in ((folder, run), (run, folder)):
+        assert command("report", "--runs", *named, "--output", "both").status == 0
+        page = (tmp_path / "both/report.html").read_text()
+        assert page.count('<section id="part-') == 2
+        assert "The runs" not in page
     (tmp_path / folder / record["run"] / "config.yaml").rename(tmp_path / "kept.yaml")
     finished = command("report", "--runs", folder)
     assert finished.status == 2
@@ -182,6 +190,34 @@ def _damaged(run: Path) -> None:
     (run / "results.json").write_text('{"items": 30}')
 
 
+def _nothing_but_nulls(run: Path) -> None:
+    content = json.loads((run / "results.json").read_text())
+    (run / "results.json").write_text(json.dumps(dict.fromkeys(content)))
+
+
+def _empty_config(run: Path) -> None:
+    (run / "config.yaml").write_text("")
+
+
+def _cut_config(run: Path) -> None:
+    whole = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(whole[: whole.index("template:")])
+
+
+def _other_option(run: Path) -> None:
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("lr: 0.05", "lr: -1"))
+
+
+def _folder_for_the_page(run: Path) -> None:
+    Path("out/report.html").mkdir(parents=True)
+
+
+def _no_task(run: Path) -> None:
+    Path("compared").mkdir()
+    Path("compared/tables.json").write_text('{"tasks": {}}')
+
+
 def _broken_config(run: Path) -> None:
     settings = yaml.safe_load((run / "config.yaml").read_text())
     settings["data"]["folds"] = None
@@ -197,10 +233,17 @@ def _broken_config(run: Path) -> None:
         (_no_checkpoint, [], "has no last.ckpt. Name a folder of `fit`"),
         (_no_results, [], "holds no results.json of `fit`, study.json"),
         (_damaged, [], "is damaged. Fit again"),
+        (_nothing_but_nulls, [], "results.json' is damaged. Fit again"),
         (_broken_config, [], "`data.folds` is empty in config"),
+        (_empty_config, [], "config.yaml' is damaged: Unexpected config. Fit again"),
+        (_cut_config, [], "config.yaml' is damaged: the following arguments are required"),
+        (_other_option, [], "config.yaml' is damaged: `model.lr` must be above 0, got -1.0. Fit"),
+        (_no_task, ["compared"], "tables.json' holds no task. Run `compare` again"),
         (None, ["RUN"], "is named twice"),
         (None, ["nowhere"], "'nowhere' holds no results.json"),
         (None, ["--output", "mine.jsonl"], "`--output` 'mine.jsonl' is no folder"),
+        (None, ["--output", "mine.jsonl/a/b"], "is no folder: 'mine.jsonl' is a file. Name one"),
+        (_folder_for_the_page, ["--output", "out"], "'out/report.html' is a folder"),
         (None, ["--output", "/proc/none"], "/proc/none"),
         (None, ["--show_text", "true"], "names no local data file"),
         (None, ["--colour", "red"], "colour"),

@@ -383,6 +383,40 @@ def test_a_trial_that_was_taken_for_dead_is_no_end(kept, own, command, tmp_path,
     assert len(trials_of(study_of(tmp_path)["splits"]["deploy"])) == 20
 
 
+@pytest.mark.parametrize(
+    ("storage", "says"),
+    [
+        ("study.log", "the study was stopped. Run the same command to go on."),
+        ("null", "its trials lay in memory and are lost. Set `--search.storage study.log` to"),
+    ],
+)
+def test_ctrl_c_says_whether_the_study_can_be_gone_on_with(
+    storage, says, own, command, tmp_path, monkeypatch
+):
+    scores = DevPart.scores
+
+    def stopped(self, trials, metrics, fold=None):
+        if len(trials) < 16:  # the second batch
+            raise KeyboardInterrupt
+        return scores(self, trials, metrics, fold)
+
+    monkeypatch.setattr(DevPart, "scores", stopped)
+    finished = command(*shared(storage, 20))
+    assert finished.status == 2
+    [line] = finished.err.splitlines()
+    assert says in line
+    assert not (tmp_path / "runs").exists()
+    monkeypatch.setattr(DevPart, "scores", scores)
+    monkeypatch.setattr("scorecal.study._alive", lambda process: False)  # its process has ended
+    again = command(*shared(storage, 20))
+    assert again.status == 0, again.err
+    numbers = {trial["number"] for trial in trials_of(study_of(tmp_path)["splits"]["deploy"])}
+    kept, lost = set(range(16)), set(range(16, 20))  # of the stopped worker's
+    assert len(numbers) == 20
+    assert numbers >= kept
+    assert numbers.isdisjoint(lost) == (storage != "null")
+
+
 @pytest.mark.server
 def test_two_workers_share_a_postgresql_database(own, tmp_path, postgresql) -> None:
     run_two_workers(tmp_path, postgresql)
@@ -425,6 +459,7 @@ def test_two_workers_share_a_postgresql_database(own, tmp_path, postgresql) -> N
         (("--search.sampler", "cmaes", *space(loss=["mse", "nll"])), "CMA-ES searches numbers"),
         (("--search.space", "{}"), "names no option"),
         ((*space(**RANGES), "--search.trials", "0"), "1 at least"),
+        ((*space(**RANGES), "--seed_everything", "-1"), "within 0 and 4,294,967,295, got -1."),
         ((*space(**RANGES), "--search.metrics", "[]"), "no or equal metrics"),
         (
             (*space(**RANGES), "--search.metrics", "[mse,spearman]", "--search.pruner", "median"),

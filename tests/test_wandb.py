@@ -157,14 +157,30 @@ def test_the_checkpoint_is_an_artifact_that_predicts(run: Run, tmp_path: Path) -
     assert Fitted.from_checkpoint(str(tmp_path / "kept.ckpt")).names == ["deploy"]
 
 
+@pytest.mark.parametrize("quiet", ["false", "true"])
 @pytest.mark.usefixtures("no_key")
-def test_without_a_key_nothing_is_fitted_or_written(command: Any, tmp_path: Path) -> None:
-    finished = command(*TRACKED)
+def test_without_a_key_nothing_is_fitted_or_written(
+    quiet: str, command: Any, tmp_path: Path
+) -> None:
+    finished = command(*TRACKED, "--quiet", quiet)
     assert finished.status == 2
     [line] = finished.err.splitlines()
     assert line.startswith("scorecal: W&B has no API key. Run `wandb login`, or set `--trainer.")
     assert finished.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_quiet_silences_wandb_too(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if "WANDB" not in name}
+    environment |= {"HOME": str(tmp_path)}
+    environment.pop("PYTHONWARNINGS", None)
+    finished = subprocess.run(
+        [sys.executable, "-m", "train", *TRACKED, *OFFLINE, *own_rows(tmp_path), "--quiet", "true"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (finished.returncode, finished.stderr) == (0, "")
+    assert "wandb" not in finished.stdout
+    assert len(list((tmp_path / "runs/wandb").glob("offline-run-*"))) == 1
 
 
 @pytest.mark.usefixtures("no_key")

@@ -43,6 +43,7 @@ from scorecal.progress import bar, notice, set_quiet
 from scorecal.study import Found, SearchSettings, run_study, study_text
 
 _SEVERAL = {"compare": run_compare, "report": run_report}  # they take several configs or runs
+_LARGEST_SEED = 2**32 - 1  # numpy takes no larger one
 _SAVED = ("seed_everything", "evaluate_test", "model", "data", "trainer")
 
 
@@ -95,15 +96,15 @@ class _FitBar(Callback):
         assert isinstance(pl_module, Calibration)
         self._open = contextlib.ExitStack()
         self._progress = self._open.enter_context(bar())
-        newton = pl_module.solver == "newton"
-        total = len(pl_module.waiting) if newton else trainer.max_epochs
+        self._newton = pl_module.solver == "newton"
+        total = len(pl_module.waiting) if self._newton else trainer.max_epochs
         self._task = self._progress.add_task("fitting", total=total, done="", rate="")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, Calibration)
-        newton = pl_module.solver == "newton"
-        done = int((~pl_module.waiting).sum()) if newton else trainer.current_epoch + 1
-        self._progress.update(self._task, completed=done, done=f"{done} fits" if newton else "")
+        done = int((~pl_module.waiting).sum()) if self._newton else trainer.current_epoch + 1
+        shown = f"{done} fits" if self._newton else ""
+        self._progress.update(self._task, completed=done, done=shown)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if hasattr(self, "_open"):
@@ -154,6 +155,15 @@ class ScoreCLI(LightningCLI):
 
     def _parse_ckpt_path(self) -> None:
         """Leave the configuration as given: Lightning lets a checkpoint's values beat it."""
+
+    def _set_seed(self) -> None:
+        """Refuse a seed that Lightning would refuse in numpy's words."""
+        seed = self._settings()["seed_everything"]
+        if not 0 <= seed <= _LARGEST_SEED:
+            raise ValueError(
+                f"`--seed_everything` must lie within 0 and {_LARGEST_SEED:,}, got {seed}."
+            )
+        super()._set_seed()
 
     def _settings(self) -> Namespace:
         return self.config[self.config["subcommand"]]

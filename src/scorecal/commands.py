@@ -11,13 +11,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ActionConfigFile, ArgumentParser
+from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser
 
 from scorecal import resources
 from scorecal.calibration.data import Assistant, ScoreData
 from scorecal.calibration.fitted import Fitted
 from scorecal.calibration.module import Calibration
-from scorecal.evaluation.blocks import markdown
+from scorecal.evaluation.blocks import Part, markdown
 from scorecal.evaluation.compare import Case, compare
 from scorecal.evaluation.diagnosis import case_record
 from scorecal.evaluation.drawing import NoFigures
@@ -64,7 +64,13 @@ class NamedConfigFile(ActionConfigFile):
             except UnicodeDecodeError:
                 raise ValueError(f"config {values!r} is not UTF-8.") from None
             _refuse_repeated_keys(values, text)
-            _refuse_empty_sections(values, text)
+            content = _loaded(text)
+            _refuse_empty_sections(values, content)
+            if isinstance(content, dict) and "search" in content and "search" not in parser.groups:
+                raise ValueError(
+                    f"config {values!r} has `search`, which only `study` reads. Name a task's "
+                    "config, e.g. sts.yaml, or run `study`."
+                )
             values = str(found)
         super().__call__(parser, cfg, values, option_string)
 
@@ -82,29 +88,35 @@ def _refuse_repeated_keys(name: str, text: str) -> None:
             elif isinstance(node, yaml.MappingNode):
                 seen = set()
                 for key, value in node.value:
-                    if key.value in seen:
+                    if str(key.value) in seen:
                         raise ValueError(
                             f"config {name!r} line {key.start_mark.line + 1}: the key "
                             f"{key.value!r} stands twice. Take one out."
                         )
-                    seen.add(key.value)
+                    seen.add(str(key.value))
                     nodes.append(value)
 
 
-def _refuse_empty_sections(name: str, text: str) -> None:
-    """Raise ValueError where a section that has no null is null."""
+def _loaded(text: str) -> Any:
+    """What a YAML text holds; None where it is broken, which the parser tells better."""
     import yaml
 
-    with contextlib.suppress(yaml.YAMLError):  # which the parser tells better
-        stack = [("", yaml.safe_load(text))]
-        while stack:
-            above, section = stack.pop()
-            for key, value in section.items() if isinstance(section, dict) else ():
-                if value is None and f"{above}{key}" in _SECTIONS:
-                    raise ValueError(
-                        f"`{above}{key}` is empty in config {name!r}. Fill it, or take it out."
-                    )
-                stack.append((f"{above}{key}.", value))
+    with contextlib.suppress(yaml.YAMLError):
+        return yaml.safe_load(text)
+    return None
+
+
+def _refuse_empty_sections(name: str, content: Any) -> None:
+    """Raise ValueError where a section that has no null is null."""
+    stack = [("", content)]
+    while stack:
+        above, section = stack.pop()
+        for key, value in section.items() if isinstance(section, dict) else ():
+            if value is None and f"{above}{key}" in _SECTIONS:
+                raise ValueError(
+                    f"`{above}{key}` is empty in config {name!r}. Fill it, or take it out."
+                )
+            stack.append((f"{above}{key}.", value))
 
 
 def compare_parser() -> ArgumentParser:
@@ -150,6 +162,26 @@ def _add_quiet(parser: ArgumentParser) -> None:
     )
 
 
+def _output_folder(named: str, *files: str) -> Path:
+    """The folder of what is written, which need not be there yet.
+
+    Raises:
+        ValueError: a file stands in its way, or a folder in that of one of the files.
+    """
+    folder = Path(named)
+    for path in (folder, *folder.parents):
+        if not named or (path.exists() and not path.is_dir()):
+            below = "" if path == folder else f": {str(path)!r} is a file"
+            raise ValueError(f"`--output` {named!r} is no folder{below}. Name one.")
+    for path in (folder / name for name in files):
+        if path.is_dir():
+            raise ValueError(
+                f"{str(path)!r} is a folder, but a file is to be written there. Move it away, or "
+                "name another `--output`."
+            )
+    return folder
+
+
 def run_compare(arguments: list[str]) -> None:
     """Write `tables.md`, `tables.json` and the figures of a comparison."""
     given = compare_parser().parse_args(arguments)
@@ -159,9 +191,7 @@ def run_compare(arguments: list[str]) -> None:
             raise ValueError(
                 f"`--{name}` must lie within {low:,} and {high:,}, got {getattr(given, name)}."
             )
-    folder = Path(given.output)
-    if not given.output or (folder.exists() and not folder.is_dir()):
-        raise ValueError(f"`--output` {given.output!r} is no folder. Name one.")
+    folder = _output_folder(given.output, "tables.md", "tables.json")
     cases = _cases(given.config, given.table, given.assistant, given.seed)
     folder.mkdir(parents=True, exist_ok=True)  # a place that can't be written shows here
     for partial in folder.glob(".*.partial"):  # of a run that was killed
@@ -332,10 +362,18 @@ def read_data(config: str) -> ScoreData:
 
 
 def _read_run_config(config: str) -> tuple[ScoreData, Calibration]:
-    """The data and the model that a run's config describes."""
+    """The data and the model that a run's config describes.
+
+    Raises:
+        ValueError: it is damaged.
+    """
     parser = _config_parser()
     parser.add_class_arguments(Calibration, "model")
-    made = parser.instantiate_classes(parser.parse_args(["--config", config]))
+    try:
+        made = parser.instantiate_classes(parser.parse_args(["--config", config]))
+    except (ArgumentError, ValueError) as error:
+        reason = str(error).rstrip(".: \n")
+        raise ValueError(f"a run's {config!r} is damaged: {reason}. Fit again.") from None
     return made.data, made.model
 
 
@@ -370,29 +408,36 @@ def run_report(arguments: list[str]) -> None:
     for folder in folders:
         if [other.resolve() for other in folders].count(folder.resolve()) > 1:
             raise ValueError(f"folder {str(folder)!r} is named twice. Take one out of `--runs`.")
-    output = Path(given.output) if given.output else folders[0] / "report"
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"`--output` {given.output!r} is no folder. Name one.")
-    runs, parts = [], []
+    runs: list[Run] = []
+    parts: list[Part] = []
+    shown: set[Path] = set()
     for number, folder in enumerate(folders, 1):
         prefix = f"{number}_" if len(folders) > 1 else ""
         notice(f"{folder}")
+        run: Path | None = None
+        more: list[Part] = []
         if (folder / "tables.json").is_file():
-            parts.append(comparison_part(folder, prefix))
+            more.append(comparison_part(folder, prefix))
         elif (folder / "results.json").is_file():
-            runs.append(_read_run(folder, show_text=given.show_text))
-            parts.append(run_part(runs[-1], prefix))
+            run = folder
         elif (folder / "study.json").is_file():
             study, part = read_study(folder, prefix)
-            runs.append(_read_run(_run_of(study, folder), show_text=given.show_text))
-            parts += [run_part(runs[-1], prefix), part]
+            run = _run_of(study, folder)
+            more.append(part)
         else:
             raise ValueError(
                 f"{str(folder)!r} holds no results.json of `fit`, study.json of `study` or "
                 "tables.json of `compare`. Name a folder that one of them wrote."
             )
+        if run and run.resolve() not in shown:  # a run may be named beside its study
+            shown.add(run.resolve())
+            runs.append(_read_run(run, show_text=given.show_text))
+            parts.append(run_part(runs[-1], prefix))
+        parts += more
     if len(runs) > 1:
         parts.insert(0, runs_part(runs))
+    named = given.output or str(folders[0] / "report")
+    output = _output_folder(named, "report.md", "report.html")
     typed = "python -m train report " + shlex.join(arguments)
     about = f"Written by scorecal {version('scorecal')}: `{typed}`"
     print("\n".join(map(str, written(output, "Calibration report", parts, about))))

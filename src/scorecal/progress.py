@@ -14,6 +14,11 @@ def set_quiet(quiet: bool) -> None:
     _quiet = quiet
 
 
+def is_quiet() -> bool:
+    """Whether notices and bars are left out."""
+    return _quiet
+
+
 def notice(text: str) -> None:
     """A line on stderr."""
     if not _quiet:

@@ -26,6 +26,7 @@ from scorecal.calibration.folds import By, Split, make_splits
 from scorecal.calibration.head import HeadSettings
 from scorecal.calibration.module import PER_SPLIT, Calibration
 from scorecal.calibration.trials import HIGHER, DevPart, Trial
+from scorecal.judging.elicit import Interrupted
 from scorecal.progress import bar
 
 if TYPE_CHECKING:
@@ -260,6 +261,7 @@ def run_study(settings: SearchSettings, model: Calibration, data: ScoreData) -> 
 
     Raises:
         ValueError: the study makes no sense, its storage can't be reached, or holds another study.
+        Interrupted: on Ctrl-C; finished trials stay in the storage.
     """
     import optuna
 
@@ -274,11 +276,19 @@ def run_study(settings: SearchSettings, model: Calibration, data: ScoreData) -> 
     storage = _storage(settings.storage)
     deadline = time.monotonic() + (settings.timeout or float("inf"))
     searches = []
-    for split in make_splits(table, data.folds, model.seed):
-        part = DevPart(table, assistant, split, data.folds, model.seed)
-        search = _Search(settings, dimensions, model, part, split, storage)
-        search.run(deadline)
-        searches.append(search)
+    try:
+        for split in make_splits(table, data.folds, model.seed):
+            part = DevPart(table, assistant, split, data.folds, model.seed)
+            search = _Search(settings, dimensions, model, part, split, storage)
+            search.run(deadline)
+            searches.append(search)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "the study was stopped; its trials lay in memory and are lost. Set `--search.storage "
+            "study.log` to be able to go on."
+            if storage is None
+            else "the study was stopped. Run the same command to go on."
+        ) from None
     if not _mine_to_end(searches):
         return None
     return Outcome(

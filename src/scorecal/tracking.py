@@ -1,5 +1,6 @@
 """Weights & Biases: what a run keeps there beside its metrics. No other module imports wandb."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from scorecal.evaluation.evidence import Evaluation
 from scorecal.evaluation.figures import latent_bias_figure, score_share_figure
 from scorecal.evaluation.summary import table_rows
 from scorecal.judging.table import Table
-from scorecal.progress import notice
+from scorecal.progress import is_quiet, notice
 
 if TYPE_CHECKING:
     import wandb
@@ -30,6 +31,8 @@ def wandb_loggers(loggers: Sequence[Logger]) -> list[WandbLogger]:
 
 def require_login(loggers: Sequence[Logger]) -> None:
     """Raise ValueError where W&B would ask for a key, or refuse it, after the data is judged."""
+    if is_quiet():  # WANDB_SILENT would hide W&B's errors too
+        os.environ |= {"WANDB_SHOW_INFO": "false", "WANDB_SHOW_WARNINGS": "false"}
     for logger in wandb_loggers(loggers):
         if logger._offline:
             continue
@@ -55,6 +58,8 @@ def start(loggers: Sequence[Logger], config: dict[str, Any], table: Table) -> No
     for logger in wandb_loggers(loggers):
         import wandb
 
+        # Lightning hands it on though nobody set it, and W&B warns that it is of no use any more.
+        logger._wandb_init.pop("anonymous", None)
         # Where its folder is missing, W&B finds no commit either.
         Path(logger.save_dir or ".").mkdir(parents=True, exist_ok=True)
         try:

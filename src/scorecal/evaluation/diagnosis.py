@@ -15,7 +15,7 @@ from scorecal.calibration.methods import (
     random_number_term,
     strength_scores,
 )
-from scorecal.evaluation.compare import Case, Comparison, find, methods_record, row_of
+from scorecal.evaluation.compare import Case, Comparison, Row, find, methods_record, row_of
 from scorecal.evaluation.evidence import score_shares
 from scorecal.functional.correlation import pearson, spearman
 from scorecal.functional.metrics import mean_squared_error
@@ -23,6 +23,11 @@ from scorecal.judging.priors import latent_bias
 from scorecal.judging.table import Table
 
 RANDOM = {"random": "Deb-R", "random_task": "Deb-T"}
+# Those that are looked at more closely, with their temperature; a run has the first and the last.
+_DIAGNOSED = {
+    "raw": "1", "vanilla": "0.2", "Deb-R": "0.2", "Deb-T": "0.2", "default head": "learned",
+    "auto": "learned", "calibrated": "learned",
+}  # fmt: skip
 _BINS = 10  # of equal counts, of the reliability of the expected score
 
 
@@ -93,16 +98,24 @@ def bias_record(table: Table) -> dict[str, list[float]]:
     }
 
 
+def _diagnosed(comparison: Comparison, *, without: set[str]) -> dict[str, Row]:
+    """The rows of the methods that are looked at more closely, where there are such."""
+    found = {
+        name: find(comparison.rows, name, temperature)
+        for name, temperature in _DIAGNOSED.items()
+        if name not in without
+    }
+    return {name: row for name, row in found.items() if row is not None}
+
+
 def shares_record(comparison: Comparison) -> dict[str, list[float]]:
     """Gold's share of each label on test beside methods' mean probabilities."""
-    case, logits = comparison.case, {}
-    for name, temperature in (
-        ("raw", "1"), ("vanilla", "0.2"), ("Deb-R", "0.2"), ("Deb-T", "0.2"),
-        ("default head", "learned"), ("calibrated", "learned"),
-    ):  # fmt: skip
-        row = find(comparison.rows, name, temperature)
-        if row is not None and row.answers.logits is not None:
-            logits[name] = row.answers.logits
+    case = comparison.case
+    logits = {
+        name: row.answers.logits
+        for name, row in _diagnosed(comparison, without={"auto"}).items()
+        if row.answers.logits is not None
+    }
     return score_shares(logits, case.truth.target, case.test.double())
 
 
@@ -134,13 +147,7 @@ def reliability_record(comparison: Comparison) -> dict[str, list[list[float]]]:
     """
     case, record = comparison.case, {}
     gold = case.table.gold.expand(case.test.shape)[case.test]
-    for name, temperature in (
-        ("raw", "1"), ("vanilla", "0.2"), ("Deb-T", "0.2"), ("default head", "learned"),
-        ("auto", "learned"), ("calibrated", "learned"),
-    ):  # fmt: skip
-        row = find(comparison.rows, name, temperature)
-        if row is None:
-            continue
+    for name, row in _diagnosed(comparison, without={"Deb-R"}).items():
         score = row.answers.score[case.test]
         order = score.argsort(stable=True)
         bins = [part for part in order.tensor_split(_BINS) if len(part)]
@@ -170,18 +177,12 @@ def mass_record(comparison: Comparison) -> list[dict[str, Any]]:
             "to": mass[part].max().item(),
             "methods": {},
         }
-        for label, temperature in (
-            ("raw", "1"), ("vanilla", "0.2"), ("Deb-T", "0.2"), ("default head", "learned"),
-            ("calibrated", "learned"),
-        ):  # fmt: skip
-            row = find(comparison.rows, label, temperature)
-            if row is not None:
-                record["methods"][label] = {
-                    "spearman": spearman(row.answers.score, case.table.gold, weights).mean().item(),
-                    "mse": mean_squared_error(row.answers.score, case.table.gold, weights)
-                    .mean()
-                    .item(),
-                }
+        for label, row in _diagnosed(comparison, without={"Deb-R", "auto"}).items():
+            score, gold = row.answers.score, case.table.gold
+            record["methods"][label] = {
+                "spearman": spearman(score, gold, weights).mean().item(),
+                "mse": mean_squared_error(score, gold, weights).mean().item(),
+            }
         records.append(record)
     return records
 

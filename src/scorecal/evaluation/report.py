@@ -35,11 +35,13 @@ def comparison_part(folder: Path, prefix: str = "") -> Part:
     """The tables and figures of what `compare` wrote.
 
     Raises:
-        ValueError: its tables.json is damaged, or of another version.
+        ValueError: its tables.json is damaged, of another version, or empty.
     """
     path = folder / "tables.json"
     try:
         content = _with_nan(json.loads(path.read_text(encoding="utf-8")))
+        if not content["tasks"]:
+            raise ValueError(f"{str(path)!r} holds no task. Run `compare` again.")
         _, *parts = tables(content["tasks"], content)
         result: Part = [Heading(1, f"Comparison: {', '.join(content['tasks'])}"), *parts]
         for task, records in content["tasks"].items():

@@ -79,14 +79,14 @@ def read_results(folder: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         items = content["items"]
-        if items:
+        if items != 0:
             Evaluation.from_results(content)
             _ = content["judge"].items(), content["versions"].items(), int(content["seed"])
             _ = content["data"]["label_mass"], f"{items:,}"
             _ = f"{content['head']['lambda']:.3g}", content["head"]["prior"]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{str(path)!r} is damaged. Fit again.") from None
-    if not items:
+    if items == 0:
         raise ValueError(
             f"run {str(folder)!r} has no results on test items. Fit with `--evaluate_test true`."
         )

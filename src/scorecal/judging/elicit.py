@@ -24,7 +24,7 @@ _LOOK = 0.5  # seconds between two looks at what is done
 
 
 class Interrupted(KeyboardInterrupt):
-    """An elicitation was stopped; its text says how to go on."""
+    """A command was stopped; its text says how to go on."""
 
 
 def elicit(
