@@ -312,7 +312,7 @@ def test_a_planted_bias_is_found_and_none_is_not_found_where_there_is_none():
                 120, LEVELS, position_bias=bias, items_a_group=3, seed=1000 + 1000 * seed
             )
 
-    assert rejected(drawn_tables((0.3, 0.0, 0.0, 0.0), 60)) >= 0.8
+    assert rejected(drawn_tables((0.2, 0.0, 0.0, 0.0), 60)) >= 0.8
     assert 0.03 <= rejected(drawn_tables((), 600)) <= 0.07
 
 

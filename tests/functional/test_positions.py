@@ -180,8 +180,8 @@ def test_free_permutations_of_positions_would_find_a_bias_too_often():
 
 
 def test_a_planted_position_bias_is_found_in_at_least_80_percent_of_draws():
-    # A quarter of a nat for what stands first, among 100 items that the order moves by half a nat.
-    power = rate(200, groups=100, levels=5, bias=[0.25, 0, 0, 0, 0])
+    # 0.15 nats for what stands first, where the order moves each label by half a nat.
+    power = rate(200, groups=100, levels=5, bias=[0.15, 0, 0, 0, 0])
     assert power >= 0.8
 
 

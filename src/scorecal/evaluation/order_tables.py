@@ -115,7 +115,7 @@ def _one_order_parts(orders: Record) -> list[Block]:
         for metric, share in orders["recovered"].items()
     ]
     said = (
-        f"The position prior recovers {' and '.join(shares)} that the mean over all "
+        f"The position prior recovers {', '.join(shares)}, that the mean over all "
         f"{len(orders['position_prior']['estimate'])} balanced orders gives. Gains that are not "
         "reliable are left out."
         if shares
