@@ -35,7 +35,14 @@ def make_items(count: int = 60, *, a_group: int = 1, dev: int = 25) -> list[Item
 
 
 def make_store(
-    folder: Path, task: Task, items: list[Item], judge: str, *, seed: int, shift: float = 0.0
+    folder: Path,
+    task: Task,
+    items: list[Item],
+    judge: str,
+    *,
+    seed: int,
+    shift: float = 0.0,
+    first: float = 0.0,
 ) -> Path:
     """A finished store of a judge that follows gold, with noise and a taste for some label.
 
@@ -46,6 +53,7 @@ def make_store(
         judge: its name.
         seed: of its noise.
         shift: how much its taste counts.
+        first: how much it likes what stands first in a rubric.
     """
     asked = templates(task)
     questions = item_questions(asked, items) + prior_questions(asked)
@@ -57,6 +65,9 @@ def make_store(
         values = torch.tensor(task.on(question.scale).values())
         logits = 0.5 * torch.randn(levels, generator=generator)
         logits[2] += shift
+        if question.order != "none":
+            shown = Scale.parse(question.scale).labels
+            logits[shown.index(question.order.split()[0])] += first
         if question.kind == "item":
             seen = gold[question.key] + torch.randn(1, generator=generator)
             logits = logits - 0.4 * (values - seen) ** 2

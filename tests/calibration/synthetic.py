@@ -1,6 +1,9 @@
 """Tables, heads and fits made up for the tests of calibration and evaluation."""
 
 import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -12,6 +15,7 @@ from scorecal.calibration.head import HeadSettings, NaturalHead, Problems
 from scorecal.calibration.module import Calibration
 from scorecal.calibration.solvers import Loss, Objective, Rows
 from scorecal.judging.priors import Evidence
+from scorecal.judging.rubric import Orders, rubric_orders
 from scorecal.judging.table import Table
 from scorecal.judging.task import Task
 
@@ -61,6 +65,48 @@ def make_table(
             )
             for kind, count in (("random", 11), ("random_task", 12), ("content_free", 3))
         },
+    )
+
+
+def ordered_table(
+    items: int = 80,
+    levels: int = 5,
+    *,
+    position_bias: Sequence[float] = (),
+    orders: Orders | list[Orders] = "balanced",
+    averaged: Orders | list[Orders] = "none",
+    items_a_group: int = 1,
+    order_noise: float = 0.5,
+    seed: int = 0,
+    **options: Any,
+) -> Table:
+    """A judge that is shown a rubric in several orders and likes some of its positions.
+
+    Under each order the judge's logits are those of `make_table`, plus the bias of the position at
+    which a label stands, plus noise of the order, half of it shared by the items of a group.
+    """
+    groups = [f"g{item // items_a_group}" for item in range(items)]
+    table = make_table(items, levels, groups=groups, seed=seed, **options)
+    bias = torch.tensor(position_bias or [0.0] * levels, dtype=torch.float64)
+    by_order = {}
+    for number, order in enumerate(rubric_orders(levels, orders)):
+        noise = normal(items, levels, seed=seed + 100 + number)
+        shared = normal(items, levels, seed=seed + 200 + number)
+        noise = (noise + shared[torch.arange(items) // items_a_group]) / 2**0.5
+        logits = table.logprobs + bias[torch.tensor(order).argsort()] + order_noise * noise
+        name = " ".join(table.labels[level] for level in order)
+        by_order[name] = logits.log_softmax(-1) + table.label_mass.log().unsqueeze(-1)
+    kept = tuple(
+        " ".join(table.labels[level] for level in order)
+        for order in rubric_orders(levels, averaged)
+    )
+    probs = torch.stack([by_order[name].softmax(-1) for name in kept])
+    return replace(
+        table,
+        logprobs=probs.mean(0).log() if len(kept) > 1 else by_order[kept[0]],
+        by_order=by_order,
+        orders=kept,
+        written_order=" ".join(table.labels),
     )
 
 

@@ -9,7 +9,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
 
 from scorecal.evaluation import drawing, figures
-from scorecal.evaluation.figures import Excess, LearningCurve, StrengthCurve
+from scorecal.evaluation.figures import Excess, LearningCurve, PositionShares, StrengthCurve
 
 NAN = math.nan
 LABELS = ["0", "1", "2"]
@@ -51,6 +51,10 @@ def reliability(panels):
     return figures.reliability_figure(panels, title="Reliability", low=0.0, high=2.0)
 
 
+def position(panels):
+    return figures.position_figure(panels, title="Positions")
+
+
 def learning_curve(panels):
     return figures.learning_curve_figure(panels, title="Learning curve", metric="MSE")
 
@@ -71,6 +75,7 @@ DATA = {
     score_share: {"gold": SHARES, "raw": PROBS},
     excess: Excess([0.5, -0.2, 0.1], [-0.3, 0.4, 0.1], -0.91),
     strength: {"Deb-R": STRENGTH, "Deb-T": STRENGTH},
+    position: PositionShares([0.5, 0.2, 0.3], [0.4, 0.1, 0.2], [0.6, 0.3, 0.4], 0.26, 0.0005),
     reliability: {"raw": ([0.5, 1.0, 1.5], [0.8, 0.9, 1.1]), "ridge": (PROBS, SHARES)},
     learning_curve: {"raw": CURVE, "ridge": CURVE},
     history: [(2, 1.0), (0, 3.0), (1, 2.0), (3, 1.5)],
@@ -87,6 +92,7 @@ MISSING = {
         "raw": StrengthCurve([0.1, 0.2], [NAN, 0.1], [NAN, NAN], 0.1),
         "Deb-T": StrengthCurve([], [], [], NAN),
     },
+    position: PositionShares([0.5, 0.5, NAN], [NAN, 0.4, NAN], [NAN, math.inf, NAN], NAN, NAN),
     reliability: {"raw": ([0.5, NAN], [0.6, NAN]), "ridge": ([NAN], [NAN])},
     learning_curve: {"raw": LearningCurve([0, 10], [1.0, NAN], [NAN, NAN], [NAN, math.inf])},
     history: [(0, NAN), (1, 2.0)],
@@ -144,6 +150,20 @@ def test_nothing_lies_outside_the_axes_and_no_texts_overlap(draw):
         assert box.x1 <= figure.bbox.x1
         assert box.y1 <= figure.bbox.y1
         assert not any(box.overlaps(other) for other in boxes[index + 1 :])
+
+
+def test_positions_are_bars_with_intervals_beside_the_uniform_line():
+    figure = position({"one": DATA[position], "other": DATA[position]})
+    for axis in figure.axes:
+        assert [bar.get_height() for bar in axis.patches] == [0.5, 0.2, 0.3]
+        assert lines(axis)["uniform"][1] == [1 / 3, 1 / 3]
+        ends = [list(line.get_ydata()) for line in axis.lines if "95" in line.get_label()]
+        assert ends == [[0.4, 0.6], [0.1, 0.3], [0.2, 0.4]]
+        assert [text.get_text() for text in axis.get_xticklabels()] == ["1", "2", "3"]
+        assert [text.get_text() for text in axis.texts] == ["V = 0.260, p = 0.0005"]
+        assert axis.get_ylim()[0] == 0
+        assert axis.get_xlabel() == "Position in the rubric"
+    assert set(legend(figure)) == {"mean probability", "95 % interval", "uniform"}
 
 
 def test_latent_bias_is_drawn_beside_the_uniform_line():

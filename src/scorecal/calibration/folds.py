@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from scorecal.calibration.head import RIDGE, HeadSettings, Problems
+from scorecal.judging.positions import fixed_order_mass
 from scorecal.judging.priors import prior_term
 from scorecal.judging.table import Table
 
@@ -275,6 +276,7 @@ def with_own_terms(
             table.evidence,
             table.logprobs,
             train,
+            mass=fixed_order_mass(table) if settings.prior == "position" else None,
             prompts=settings.prior_prompts,
             temperature=settings.prior_temperature,
             seed=seed,

@@ -36,9 +36,9 @@ class HeadSettings:
         ridge_mixing: ρ_M; `auto` chooses it on inner folds, infinity included.
     """
 
-    prior: Literal["random_task", "random", "content_free", "batch", "none", "permuted"] = (
-        "random_task"
-    )
+    prior: Literal[
+        "random_task", "random", "content_free", "batch", "position", "none", "permuted"
+    ] = "random_task"
     prior_prompts: int = 10
     prior_temperature: float = 1.0
     strength: float = 1.0

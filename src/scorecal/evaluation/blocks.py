@@ -84,6 +84,14 @@ def estimate(figure: Mapping[str, float] | None, *, bold: bool = False, sign: st
     return f"{point} [{number(figure['low'], sign)}, {number(figure['high'], sign)}]"
 
 
+def along(lists: Mapping[str, Sequence[float]], sign: str = "") -> list[str]:
+    """Several estimates with their intervals, kept as one list each of estimates, low and high."""
+    return [
+        estimate({"estimate": point, "low": low, "high": high}, sign=sign)
+        for point, low, high in zip(lists["estimate"], lists["low"], lists["high"], strict=True)
+    ]
+
+
 def span(counts: list[int]) -> str:
     """The smallest and the largest count."""
     low, high = min(counts), max(counts)

@@ -17,6 +17,7 @@ from scorecal.calibration.methods import (
 )
 from scorecal.evaluation.compare import Case, Comparison, Row, find, methods_record, row_of
 from scorecal.evaluation.evidence import score_shares
+from scorecal.evaluation.orders import orders_record
 from scorecal.functional.correlation import pearson, spearman
 from scorecal.functional.metrics import mean_squared_error
 from scorecal.judging.priors import latent_bias
@@ -191,6 +192,7 @@ def case_record(comparison: Comparison) -> dict[str, Any]:
     """Everything about one case, as numbers."""
     case, table = comparison.case, comparison.case.table
     mass = table.label_mass[~table.label_mass.isnan()]
+    orders = orders_record(comparison)
     return {
         "task": case.task,
         "judge": case.judge,
@@ -211,4 +213,5 @@ def case_record(comparison: Comparison) -> dict[str, Any]:
         "excess": excess_record(case),
         "reliability": reliability_record(comparison),
         "label_mass_thirds": mass_record(comparison),
+        **({} if orders is None else {"orders": orders}),
     }

@@ -59,6 +59,16 @@ class LearningCurve(NamedTuple):
     high: Sequence[float]
 
 
+class PositionShares(NamedTuple):
+    """Mean probability at each position of a rubric with its interval, Cramér's V and its p."""
+
+    estimate: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    association: float
+    p: float
+
+
 @figure_style()
 def latent_bias_figure(
     panels: Mapping[str, Series], labels: Sequence[str], *, title: str
@@ -106,6 +116,32 @@ def _finish_beside_uniform(
         label_axis(axis, labels)
     from_zero(axes)
     describe_axes(axes, "Score label", "Probability")
+    return finish(figure, axes, title)
+
+
+@figure_style()
+def position_figure(
+    panels: Mapping[str, PositionShares], *, title: str
+) -> "matplotlib.figure.Figure":
+    """Mean probability at each position of the rubric as bars (paper 3, figure 5)."""
+    figure, axes = panel_axes(panels, sharey=True)
+    for axis, shares in zip(axes, panels.values(), strict=True):
+        bars(axis, shares.estimate, label="mean probability")
+        for place, ends in enumerate(zip(shares.low, shares.high, strict=True)):
+            axis.plot([place, place], finite(ends), color=COLOURS[2], label="95 % interval")
+        count = len(shares.estimate)
+        axis.axhline(1 / count, label="uniform", color=GREY, linestyle="--", linewidth=1)
+        label_axis(axis, [str(place) for place in range(1, count + 1)])
+    from_zero(axes)
+    for axis, shares in zip(axes, panels.values(), strict=True):
+        if axis is axes[0]:  # all share its y
+            axis.set_ylim(0, 1.16 * axis.get_ylim()[1])  # room for V
+        known = not math.isnan(shares.association + shares.p)
+        figures = f"V = {shares.association:.3f}, p = {shares.p:.4f}" if known else "undefined"
+        axis.text(
+            *(0.98, 0.97, figures), transform=axis.transAxes, ha="right", va="top", fontsize=8.5,
+        )  # fmt: skip
+    describe_axes(axes, "Position in the rubric", "Mean probability")
     return finish(figure, axes, title)
 
 

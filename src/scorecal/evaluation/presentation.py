@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scorecal.evaluation import figures
-from scorecal.evaluation.blocks import Block, Grid, Heading, estimate, number, span
+from scorecal.evaluation.blocks import Block, Grid, Heading, along, estimate, number, span
 from scorecal.evaluation.drawing import save_figure
+from scorecal.evaluation.order_tables import order_parts, position_parts
 from scorecal.evaluation.range_tables import range_figures, range_parts
 
 if TYPE_CHECKING:
@@ -64,6 +65,10 @@ def _task_parts(task: str, records: list[Record]) -> list[Block]:
     ]
     if any(record["label_mass_thirds"] for record in records):
         parts += [Heading(3, f"{task}: by label mass"), _mass_table(records)]
+    parts += position_parts(task, records)
+    for record in records:
+        if "orders" in record:
+            parts += order_parts(task, record)
     for record in records:
         if "learning" in record:
             parts += _learning_parts(task, record)
@@ -233,10 +238,10 @@ def _learning_parts(task: str, record: Record) -> list[Block]:
         "both. At 0 a head is its start.",
     ]
     for metric, title in _CURVES.items():
-        rows = [[name, *_along(figures[metric])] for name, figures in learning["methods"].items()]
+        rows = [[name, *along(figures[metric])] for name, figures in learning["methods"].items()]
         parts.append(Grid([title, *sizes], rows))
         rows = [
-            [name, *_along(figures[metric], "+")]
+            [name, *along(figures[metric], "+")]
             for name, figures in learning["against_B"].items()
             if name.startswith("shrink")
         ]
@@ -246,17 +251,10 @@ def _learning_parts(task: str, record: Record) -> list[Block]:
             against = learning["auto_against_best"][metric]
             rows = [
                 ["best single method", *against["best"]],
-                ["auto minus it", *_along(against, "+")],
+                ["auto minus it", *along(against, "+")],
             ]
             parts.append(Grid([f"{title} of auto", *sizes], rows))
     return parts
-
-
-def _along(lists: Record, sign: str = "") -> list[str]:
-    return [
-        estimate({"estimate": point, "low": low, "high": high}, sign=sign)
-        for point, low, high in zip(lists["estimate"], lists["low"], lists["high"], strict=True)
-    ]
 
 
 def draw(tasks: dict[str, list[Record]], folder: Path) -> list[Path]:
@@ -342,6 +340,20 @@ def _figures(task: str, records: list[Record]) -> Iterable[tuple[str, Any]]:
             _ranked(record), title=f"{task}: {record['title']}", xlabel="Spearman",
             reference=_raw_spearman(record),
         )  # fmt: skip
+    ordered = {record["title"]: record["orders"] for record in records if "orders" in record}
+    if ordered:
+        yield (
+            "positions",
+            figures.position_figure(
+                {
+                    title: figures.PositionShares(
+                        **orders["position_prior"], association=orders["cramers_v"], p=orders["p"]
+                    )
+                    for title, orders in ordered.items()
+                },
+                title=f"{task}: probability by position in the rubric",
+            ),
+        )
     learned = [record for record in records if "learning" in record]
     for metric, title in _CURVES.items():
         if learned:

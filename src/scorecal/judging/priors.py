@@ -32,6 +32,7 @@ def prior_term(
     logprobs: Float[Tensor, "items levels"],
     train: Float[Tensor, "problems items"],
     *,
+    mass: Float[Tensor, "items levels"] | None = None,
     prompts: int = 10,
     temperature: float = 1.0,
     seed: int = 0,
@@ -39,11 +40,13 @@ def prior_term(
     """B(y) = log(1/K) - log P(y) of each problem.
 
     Args:
-        kind: `random` (Deb-R), `random_task` (Deb-T), `content_free` (CC), `batch`, `none`, or
-            `permuted`, Deb-T's term with its labels shuffled: a placebo.
+        kind: `random` (Deb-R), `random_task` (Deb-T), `content_free` (CC), `batch`, `position`,
+            `none`, or `permuted`, Deb-T's term with its labels shuffled: a placebo.
         evidence: answers by kind of prompt.
         logprobs: label log-probabilities of all items, for `batch`.
-        train: weights of each problem's own rows, for `batch`.
+        train: weights of each problem's own rows, for `batch` and `position`.
+        mass: of the position at which each label stands, for `position`; see
+            `positions.fixed_order_mass`.
         prompts: T_p, how many random-number prompts count.
         temperature: of the answers to random-number prompts.
         seed: of the placebo's shuffle.
@@ -54,9 +57,10 @@ def prior_term(
     problems, levels = len(train), logprobs.shape[1]
     if kind == "none":
         return logprobs.new_zeros(problems, levels)
-    if kind == "batch":
+    measured = logprobs.softmax(-1) if kind == "batch" else mass if kind == "position" else None
+    if measured is not None:
         total = train.sum(-1, keepdim=True)
-        probs = train / total.where(total > 0, 1) @ logprobs.softmax(-1)
+        probs = train / total.where(total > 0, 1) @ measured
         # A problem without rows has no marginal; uniform leaves its start unmoved.
         return debiasing_term(probs.where(total > 0, 1 / levels))
     source = "random_task" if kind == "permuted" else kind

@@ -80,6 +80,25 @@ def rubric_orders(levels: int, orders: "list[Orders] | Orders") -> list[tuple[in
     return list(dict.fromkeys(found))
 
 
+def rotations(order: str) -> list[str]:
+    """The balanced orders that begin with an order, by name, itself first.
+
+    >>> rotations("1 2 3")
+    ['1 2 3', '2 3 1', '3 1 2']
+    """
+    shown = order.split(" ")
+    return [" ".join(shown[at:] + shown[:at]) for at in range(len(shown))]
+
+
+def shown_levels(order: str, labels: Sequence[str]) -> list[int]:
+    """The level at each position of an order, by its name.
+
+    >>> shown_levels("3 1 2", ["1", "2", "3"])
+    [2, 0, 1]
+    """
+    return [labels.index(label) for label in order.split(" ")]
+
+
 def _random_orders(levels: int, count: int) -> list[tuple[int, ...]]:
     if not 1 <= count <= min(math.factorial(levels), 1000):
         raise ValueError(

@@ -3,7 +3,7 @@
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,7 +45,12 @@ class Table:
     """Log-normaliser of the next-token logits; None where it is unknown."""
     by_order: dict[str, Float[Tensor, "items levels"]] = field(default_factory=dict)
     """Log-probabilities with the rubric in each order that the judge was shown, of which
-    `logprobs` averages those that the task names; empty without a rubric."""
+    `logprobs` averages those that the task names; empty without a rubric. An order's name is its
+    labels as they are shown."""
+    orders: tuple[str, ...] = ()
+    """The orders that `logprobs` averages."""
+    written_order: str = ""
+    """The order in which the rubric is written."""
     assistants: dict[str, Float[Tensor, "items levels"]] = field(default_factory=dict)
     """Other judges' log-probabilities of the labels alone, for the same items, to subtract."""
 
@@ -70,6 +75,8 @@ class Table:
             self.evidence,
             None if self.logsumexp is None else self.logsumexp[index],
             {order: logprobs[index] for order, logprobs in self.by_order.items()},
+            self.orders,
+            self.written_order,
             {name: logprobs[index] for name, logprobs in self.assistants.items()},
         )
 
@@ -152,8 +159,19 @@ def table_from_store(store: Store, task: Task) -> Table:
         manifest["engine"],
         evidence,
         item.logsumexp,
-        {} if task.rubric is None else {name: of.logprobs for name, of in by_order.items()},
+        **_rubric_of(task, orders, by_order),
     )
+
+
+def _rubric_of(task: Task, orders: list[str], by_order: dict[str, "_Answers"]) -> dict[str, Any]:
+    """What a table holds of the rubric's orders."""
+    if task.rubric is None:
+        return {}
+    return {
+        "by_order": {name: of.logprobs for name, of in by_order.items()},
+        "orders": tuple(orders),
+        "written_order": templates(replace(task, orders="none"))[0].order,
+    }
 
 
 class _Answers(NamedTuple):
