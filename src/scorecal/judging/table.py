@@ -95,6 +95,8 @@ class Table:
             )
         order = torch.tensor([position[key] for key in self.ids])
         name = other.identity.get("judge", other.name)
+        if name in self.assistants:
+            name = f"{name} ({other.name})"
         self.assistants[name] = other.logprobs[order].log_softmax(-1)
         return self.assistants[name]
 
