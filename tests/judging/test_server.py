@@ -395,6 +395,20 @@ def test_every_generated_text_has_its_own_seed(model, tiny):
             assert texts == ["seed 7", "seed 8"]
 
 
+def test_an_answer_is_asked_for_greedily_after_the_very_prompt(model, tiny, ask):
+    [prompt] = ask(1)
+    with _Server(model) as served:
+        for judge in (judge_of(served), judge_of(served, tiny)):
+            [row] = judge.encode([prompt])
+            assert judge.answer([row], max_tokens=16) == ["seed None"]
+            [*_, (path, body, _)] = served.requests
+            assert (body["max_tokens"], body["temperature"]) == (16, 0.0)
+            if path.endswith("chat/completions"):
+                assert body["messages"][0]["content"] == row.text
+            else:
+                assert body["prompt"] == list(row.input_ids)
+
+
 def test_time_and_cost_are_estimated_from_one_wave_of_requests(model, tiny, ask):
     prompts = ask(40)
     with _Server(model) as served:

@@ -137,6 +137,12 @@ def test_sampled_texts_depend_on_the_seed_and_the_place_in_the_list(judge):
     assert len(set(first)) == 3
 
 
+def test_answers_are_those_of_the_transformers_judge(judge, folder, ask):
+    encoded = judge.encode(ask(20))
+    other = TransformersJudge(folder, dtype="float32")
+    assert judge.answer(encoded, max_tokens=8) == other.answer(encoded, max_tokens=8)
+
+
 def test_a_store_of_this_engine_is_the_transformers_judges_too(judge, folder, job):
     store = job.run(judge)
     manifest = store.manifest()

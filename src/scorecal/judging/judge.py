@@ -127,6 +127,16 @@ class Judge(ABC):
             Unsupported: the engine doesn't generate text.
         """
 
+    @abstractmethod
+    def answer(self, encoded: Sequence[Encoded], *, max_tokens: int) -> list[str]:
+        """The likeliest text after each prompt, cue included, up to the end of the turn.
+
+        It has up to `max_tokens` tokens, fewer where the context ends.
+
+        Raises:
+            Unsupported: the engine doesn't generate text.
+        """
+
     def expected(self, prompts: Sequence[Prompt], encoded: Sequence[Encoded]) -> dict[str, float]:
         """What a job will take, as far as the engine can tell: `seconds`, `cost`."""
         return {}

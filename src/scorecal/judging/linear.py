@@ -1,10 +1,12 @@
 """The two products of an elicitation: layers with packed weights, and the LM head in float32."""
 
+import contextlib
 import ctypes
 import mmap
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -96,11 +98,7 @@ def log_softmax_at(
     lines = torch.tensor([place for place, _ in picked], device=hidden.device)
     columns = torch.tensor([token for _, token in picked], device=hidden.device)
     values = hidden.new_empty(len(picked))
-    # In blocks: a float32 copy of a large vocabulary's head would be the peak of memory.
-    for start in range(0, head.weight.shape[0], _VOCABULARY_BLOCK):
-        block = slice(start, start + _VOCABULARY_BLOCK)
-        bias = None if head.bias is None else head.bias[block].float()
-        scores = torch.nn.functional.linear(hidden, head.weight[block].float(), bias)
+    for start, scores in _blocks(hidden, head):
         if softcap:
             scores = (scores / softcap).tanh() * softcap
         normaliser = torch.logaddexp(normaliser, scores.logsumexp(-1))
@@ -108,3 +106,38 @@ def log_softmax_at(
         values[here] = scores[lines[here], columns[here] - start]
     flat = iter((values - normaliser[lines]).tolist())
     return [[next(flat) for _ in row] for row in tokens], normaliser.tolist()
+
+
+def _blocks(
+    hidden: Float[Tensor, "*places width"], head: Any
+) -> Iterator[tuple[int, Float[Tensor, "*places block"]]]:
+    """The LM head's float32 scores, and at which token they start.
+
+    In blocks: a float32 copy of a large vocabulary's head would be the peak of memory.
+    """
+    for start in range(0, head.weight.shape[0], _VOCABULARY_BLOCK):
+        block = slice(start, start + _VOCABULARY_BLOCK)
+        bias = None if head.bias is None else head.bias[block].float()
+        yield start, torch.nn.functional.linear(hidden, head.weight[block].float(), bias)
+
+
+@contextlib.contextmanager
+def float32_head(network: Any) -> Iterator[None]:
+    """Let a causal language model give the logits of its last token only, in float32.
+
+    On the grid of bfloat16 logits neighbouring scores tie, and the first token of two would win.
+    """
+    head = network.get_output_embeddings()
+    before = head.__dict__.get("forward")
+
+    def forward(hidden: Tensor) -> Tensor:
+        return torch.cat([scores for _, scores in _blocks(hidden[:, -1:].float(), head)], dim=-1)
+
+    head.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del head.forward
+        else:
+            head.forward = before

@@ -268,17 +268,33 @@ class ServerJudge(Judge):
         """Sample continuations; each prompt has a seed of its own."""
         sampling = {"max_tokens": max_tokens, "temperature": temperature}
 
+        def row(text: str) -> Encoded:
+            if self._files is None:
+                return Encoded(array("i"), text)
+            return Encoded(self._files.tokens.rows_to_continue([text], max_tokens)[0])
+
         def sample(batch: list[tuple[int, str]]) -> list[str]:
-            return [self._sample(text, {**sampling, "seed": seed + at}) for at, text in batch]
+            return [self._write(row(text), {**sampling, "seed": seed + at}) for at, text in batch]
 
         return self._in_parallel(sample, list(enumerate(prompts)))
 
-    def _sample(self, text: str, sampling: dict[str, Any]) -> str:
-        if self._files is None:
-            body = chat(text)
-        else:
-            rows = self._files.tokens.rows_to_continue([text], sampling["max_tokens"])
-            body = {"prompt": list(rows[0])}
+    def answer(self, encoded: Sequence[Encoded], *, max_tokens: int) -> list[str]:
+        """The likeliest text after each prompt; see `Judge.answer`."""
+
+        def room(row: Encoded) -> int:
+            if self._files is None:
+                return max_tokens
+            return self._files.tokens.room(row.input_ids, max_tokens)
+
+        def write(batch: list[Encoded]) -> list[str]:
+            return [
+                self._write(row, {"max_tokens": room(row), "temperature": 0.0}) for row in batch
+            ]
+
+        return self._in_parallel(write, encoded)
+
+    def _write(self, row: Encoded, sampling: dict[str, Any]) -> str:
+        body = chat(row.text) if self._files is None else {"prompt": list(row.input_ids)}
 
         def read(answer: Any) -> str:
             [choice] = choices(answer, 1)

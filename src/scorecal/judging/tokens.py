@@ -231,6 +231,10 @@ class PromptTokenizer:
             )
         return rows
 
+    def room(self, ids: Sequence[int], max_tokens: int) -> int:
+        """How many of `max_tokens` tokens the context holds after a prompt."""
+        return max_tokens if self._limit is None else min(max_tokens, self._limit - len(ids))
+
     @functools.cached_property
     def _borders(self) -> re.Pattern[str]:
         """Tokens that can end a turn or begin one; `<think>`, say, is not among them."""

@@ -26,8 +26,8 @@ from scorecal.judging.attention import Cascade, Kept
 from scorecal.judging.checkpoint import Checkpoint
 from scorecal.judging.judge import Chunk, Encoded, Judge, Judgement, Prompt
 from scorecal.judging.labels import LabelTree
-from scorecal.judging.linear import can_pack, log_softmax_at, pack_linears
-from scorecal.judging.sampling import continuations
+from scorecal.judging.linear import can_pack, float32_head, log_softmax_at, pack_linears
+from scorecal.judging.sampling import Beside, Draws, Scores, continuations
 from scorecal.judging.trie import Packed, Tokens, continued, share
 from scorecal.judging.weights import fast_dtype
 from scorecal.progress import notice
@@ -370,17 +370,59 @@ class TransformersJudge(Judge):
         A text depends on its prompt, its seed and the rounding of its batch, nothing else.
         """
         rows = self._files.tokens.rows_to_continue(prompts, max_tokens)
+
+        def draws(part: list[int]) -> Scores | None:
+            return Draws(temperature, [seed + at for at in part]) if temperature else None
+
+        return self._continued(rows, [max_tokens] * len(rows), draws)
+
+    def answer(
+        self,
+        encoded: Sequence[Encoded],
+        *,
+        max_tokens: int,
+        scores: Callable[[list[Tokens]], Scores] | None = None,
+    ) -> list[str]:
+        """The likeliest text after each prompt; see `Judge.answer`.
+
+        Args:
+            encoded: the prompts.
+            max_tokens: that an answer has, at most.
+            scores: makes, for rows that are continued together, the scores of which the largest
+                is taken instead of the likeliest token.
+        """
+        rows = [row.input_ids for row in encoded]
+        rooms = [self._files.tokens.room(row, max_tokens) for row in rows]
+        with float32_head(self._network):
+            return self._continued(
+                rows, rooms, lambda part: scores([rows[at] for at in part]) if scores else None
+            )
+
+    def beside(self, rows: Sequence[Tokens]) -> Beside:
+        """This judge's next-token logits while another one continues the rows."""
+        return Beside(self._network, [len(row) for row in rows])
+
+    def vocabulary(self) -> dict[str, int]:
+        """The id of every token; loads no weights."""
+        return self._files.tokenizer.get_vocab()
+
+    def _continued(
+        self,
+        rows: Sequence[Tokens],
+        rooms: Sequence[int],
+        scores: Callable[[list[int]], Scores | None],
+    ) -> list[str]:
+        """Texts that continue rows, which are batched by room and length for little padding."""
         network = self._network
-        texts = [""] * len(prompts)
+        texts = [""] * len(rows)
 
         def run(part: list[int]) -> list[list[int]]:
             return continuations(
                 network,
                 [rows[index] for index in part],
                 ends=self._ends,
-                max_tokens=max_tokens,
-                temperature=temperature,
-                seeds=[seed + index for index in part],
+                max_tokens=rooms[part[0]],
+                scores=scores(part),
             )
 
         def write(part: list[int]) -> None:
@@ -388,8 +430,9 @@ class TransformersJudge(Judge):
                 texts[index] = self._files.tokens.answer(ids)
 
         part: list[int] = []
-        for index in sorted(range(len(rows)), key=lambda at: len(rows[at])):  # little padding
-            if part and len(rows[index]) * (len(part) + 1) > self._budget:
+        for index in sorted(range(len(rows)), key=lambda at: (-rooms[at], len(rows[at]))):
+            full = len(rows[index]) * (len(part) + 1) > self._budget
+            if part and (full or rooms[index] != rooms[part[0]]):
                 write(part)
                 part = []
             part.append(index)

@@ -223,20 +223,28 @@ class VllmJudge(Judge):
         self, prompts: Sequence[str], *, max_tokens: int, temperature: float, seed: int
     ) -> list[str]:
         """Continue each user turn; equal prompts get different texts. See `Judge.generate`."""
-        vllm = _vllm()
-        tokens, end = self._files.tokens, self._files.tokenizer.eos_token_id
+        tokens = self._files.tokens
         params = [
-            vllm.SamplingParams(
-                max_tokens=max_tokens,
-                temperature=temperature,
-                seed=seed + index,
-                stop_token_ids=[] if end is None else [end],
-                detokenize=False,
-            )
+            self._writing(max_tokens, temperature=temperature, seed=seed + index)
             for index in range(len(prompts))
         ]
         rows = tokens.rows_to_continue(prompts, max_tokens)
         return [tokens.answer(output.outputs[0].token_ids) for output in self._run(rows, params)]
+
+    def answer(self, encoded: Sequence[Encoded], *, max_tokens: int) -> list[str]:
+        """The likeliest text after each prompt; see `Judge.answer`."""
+        tokens, rows = self._files.tokens, [row.input_ids for row in encoded]
+        params = [self._writing(tokens.room(row, max_tokens), temperature=0) for row in rows]
+        return [tokens.answer(output.outputs[0].token_ids) for output in self._run(rows, params)]
+
+    def _writing(self, max_tokens: int, **sampling: Any) -> Any:
+        end = self._files.tokenizer.eos_token_id
+        return _vllm().SamplingParams(
+            max_tokens=max_tokens,
+            stop_token_ids=[] if end is None else [end],
+            detokenize=False,
+            **sampling,
+        )
 
 
 def _vllm() -> Any:
