@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from scorecal import resources
 from scorecal.judging.judge import Prompt
@@ -47,6 +47,8 @@ class Task:
         examples: scored dev items that are shown before every item, and left out of the items.
         reasoning: tokens, at most, that the judge writes before it scores; the template's block
             `reasoning` asks for them.
+        mode: `generate` has the judge answer every item in its own words too, beside the labels'
+            log-probabilities.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Task:
     orders: list[Orders] | Orders = "none"
     examples: int = 0
     reasoning: int = 0
+    mode: Literal["labels", "generate"] = "labels"
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w.-]+", self.name) or self.name.startswith("."):
@@ -122,14 +125,18 @@ class Task:
 
     def values(self) -> tuple[float, ...]:
         """The labels' values in gold's units."""
-        values = self.one_scale().values
+        return self.in_gold_units(self.one_scale().values)
+
+    def in_gold_units(self, scores: Sequence[float]) -> tuple[float, ...]:
+        """Scores on the label scale, between two labels too, in gold's units."""
         if self.gold_range is None:
-            return values
+            return tuple(scores)
         low, high = self.gold_range
         if not low < high:
             raise ValueError(f"`data.task.gold_range` must rise, got [{low}, {high}].")
+        values = self.one_scale().values
         share = (high - low) / (values[-1] - values[0])
-        return tuple(low + share * (value - values[0]) for value in values)
+        return tuple(low + share * (score - values[0]) for score in scores)
 
 
 class Item(NamedTuple):
