@@ -249,7 +249,7 @@ def test_another_number_of_inventions_in_the_same_folder_is_refused(
         judge.patience = 1
         with pytest.raises(Interrupted):
             job.run(judge, samples=had)
-    with pytest.raises(ValueError, match="was made from other texts or ids. Set `--data.store`"):
+    with pytest.raises(ValueError, match=r"with another `data.samples` or .* Set `--data.store`"):
         job.run(writes(), samples=has)
 
 

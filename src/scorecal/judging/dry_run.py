@@ -27,7 +27,7 @@ def dry_run(judge: Judge, task: Task, templates: Sequence[Template], questions: 
     encoded = [plan.encoded[at] for at in items]
     chunks = judge.plan([questions[at].prompt for at in items], encoded)
     expected = expectation(judge, plan)
-    writing = Writing(samples, task.reasoning)
+    writing = Writing.of(task, samples)
     return {
         **shown,
         "labels": json.loads(plan.identity["labels"]),

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import hashlib
 import json
 import re
 import time
@@ -10,10 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from scorecal.judging.generation import Writing, with_texts
+from scorecal.judging.answers import account
+from scorecal.judging.contrast import Contrasted
+from scorecal.judging.generation import Writing, answer_rows, with_texts
 from scorecal.judging.judge import Chunk, Judge, Unsupported
-from scorecal.judging.plan import Plan, Question, counts_of, make_plan, scale_entries
-from scorecal.judging.records import replacing
+from scorecal.judging.plan import Plan, Question, counts_of, make_plan, prompt_hash, scale_entries
+from scorecal.judging.records import Record, replacing
 from scorecal.judging.store import Store, file_checksum
 from scorecal.judging.task import Item, Task, Template
 from scorecal.judging.weights import cache_folder
@@ -37,6 +38,7 @@ def elicit(
     *,
     truncate: bool = False,
     samples: int = 0,
+    contrasted: Contrasted | None = None,
     trainer: Any = None,
 ) -> Store:
     """Judge all questions into a store, or go on with an unfinished one.
@@ -50,15 +52,19 @@ def elicit(
         folder: where; by default `stores/<task>-<judge>-<hash of identity and prompts>`.
         truncate: cut items that are longer than the judge's context.
         samples: inputs that the judge invents and then judges too.
+        contrasted: an assistant in contrast to which the judge answers every item too.
         trainer: a Lightning trainer whose processes share the chunks; by default this process
             judges them all.
 
     Raises:
-        ValueError: the folder holds another judge's or another data set's judgements.
+        ValueError: the folder holds another judge's or another data set's judgements, or the judge
+            can't write what is asked for.
         Interrupted: on Ctrl-C; finished chunks stay on disk.
     """
+    if contrasted is not None:
+        contrasted.pair_with(judge)
     plan = make_plan(judge, templates, questions, truncate=truncate)
-    writing = Writing(samples, task.reasoning)
+    writing = Writing.of(task, samples, contrasted)
     if writing:
         plan = writing.named(plan)
     store = Store(Path(folder) if folder else default_folder(task, plan))
@@ -68,6 +74,7 @@ def elicit(
             if first:
                 store.tidy()
                 _refresh(store, plan, items)
+                _account(store, writing)
             return store
         expected: dict[str, float] = {}
         if first:  # an engine or a server that is missing shows here, before anything is written
@@ -75,11 +82,24 @@ def elicit(
             expected = expectation(judge, plan)
             _begin(store, plan._replace(chunks=[]) if writing else plan)
         more: dict[str, Any] = {}
+        answers: list[Record] = []
         if writing:
-            more["generated"] = writing.entry()
-            plan = _written(judge, templates, plan, writing, store, first, truncate=truncate)
+            more = writing.entry()
+            plan, answers = _written(
+                judge, templates, plan, writing, store, first, truncate=truncate
+            )
             expected = expectation(judge, plan) if first else {}
-        return _fill(judge, task, templates, plan, store, items, trainer, expected, more)
+        _fill(judge, task, templates, plan, store, items, trainer, expected, more, answers)
+        if first:
+            _account(store, writing)
+        return store
+
+
+def _account(store: Store, writing: Writing) -> None:
+    """Say how many of the judge's own answers are scores, and which are not."""
+    if writing.answers or writing.contrasted is not None:
+        for line in account(store.judgements().to_pylist()):
+            notice(line)
 
 
 @contextlib.contextmanager
@@ -123,8 +143,8 @@ def _written(
     first: bool,
     *,
     truncate: bool,
-) -> Plan:
-    """The plan of what is judged, once the first process has had all texts written.
+) -> tuple[Plan, list[Record]]:
+    """The plan of what is judged, once the first process has had all texts written; and answers.
 
     It keeps the name of the plan from before, by which a second run finds the folder.
     """
@@ -134,17 +154,21 @@ def _written(
 
     while not (first or has_chunks()):
         time.sleep(_LOOK)
+    notice(writing.announcement(plan.questions))
+    final = plan
     try:
-        questions = with_texts(judge, templates, plan.questions, writing, store)
+        if writing.precedes:
+            questions = with_texts(judge, templates, plan.questions, writing, store)
+            final = make_plan(judge, templates, questions, truncate=truncate)
+            final = final._replace(identity=plan.identity, digest=plan.digest)
+        answers = answer_rows(judge, final, writing, store)
     except (KeyboardInterrupt, SystemExit):
         raise Interrupted(
             "stopped while the judge was writing. Run the same command to go on."
         ) from None
-    final = make_plan(judge, templates, questions, truncate=truncate)
-    final = final._replace(identity=plan.identity, digest=plan.digest)
     if first and not has_chunks():
         store.begin(final.summary())
-    return final
+    return final, answers
 
 
 def _fill(
@@ -157,7 +181,8 @@ def _fill(
     trainer: Any,
     expected: dict[str, float],
     more: dict[str, Any],
-) -> Store:
+    answers: list[Record],
+) -> None:
     first = trainer is None or trainer.global_rank == 0
     if (started := store.plan()) is not None:
         _compare(store, plan, started["identity"], started["digest"])
@@ -188,8 +213,7 @@ def _fill(
             "scales": scale_entries(task, templates),
             **more,
         }
-        store.finish(len(plan.chunks), order, items, manifest)
-    return store
+        store.finish(len(plan.chunks), order, answers, items, manifest)
 
 
 def announcement(counts: dict[str, int], expected: dict[str, float]) -> str:
@@ -240,8 +264,8 @@ def _compare(store: Store, plan: Plan, identity: dict[str, str], digest: str) ->
     refuse_other_identity(f"store {str(store.folder)!r}", identity, plan.identity)
     if digest != plan.digest:
         raise ValueError(
-            f"store {str(store.folder)!r} was made from other texts or ids. "
-            "Set `--data.store` to a new folder."
+            f"store {str(store.folder)!r} was made from other texts or ids, or with another "
+            "`data.samples` or `data.task.mode`. Set `--data.store` to a new folder."
         )
 
 
@@ -319,7 +343,6 @@ class _Job:
         rows: list[dict[str, Any]] = [{} for _ in answers]
         for answer in answers:
             question, row = questions[answer.index], encoded[answer.index]
-            text = json.dumps(row.text or list(row.input_ids))
             rows[answer.index] = {
                 "kind": question.kind,
                 "key": question.key,
@@ -333,7 +356,7 @@ class _Job:
                 if question.kind.startswith("random")
                 else None,
                 "tokens": len(row.input_ids),
-                "prompt": hashlib.sha256(text.encode()).hexdigest()[:16],
+                "prompt": prompt_hash(row),
                 "text": question.text,
             }
         return rows, self.judge.halved[before:]

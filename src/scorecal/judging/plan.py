@@ -47,6 +47,12 @@ class Plan(NamedTuple):
         )
 
 
+def prompt_hash(encoded: Encoded) -> str:
+    """What a store keeps of a prompt, instead of its text."""
+    text = json.dumps(encoded.text or list(encoded.input_ids))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def counts_of(encoded: Sequence[Encoded], chunks: Sequence[Chunk]) -> dict[str, int]:
     """Prompts and their tokens: all, those of their trie, and those that the judge will compute.
 

@@ -4,7 +4,8 @@ A store holds one judge's answers for one task:
 
     manifest.json        who judged what, and a checksum of each file
     items.parquet        id, group, split, gold, leak; no text
-    judgements.parquet   a row for each prompt; the text that the judge wrote for it, if any
+    judgements.parquet   a row for each prompt; the text that the judge wrote for it, if any.
+                         Answers in the judge's own words are rows without log-probabilities
 
 While it is being made it holds `plan.json`, what the judge has written so far in `generated/`, and
 finished chunks in `parts/` instead.
@@ -161,9 +162,14 @@ class Store:
             pq.write_table(table, partial)
 
     def finish(
-        self, chunks: int, row_order: Sequence[int], items: Iterable[Item], manifest: dict[str, Any]
+        self,
+        chunks: int,
+        row_order: Sequence[int],
+        answers: Sequence[dict[str, Any]],
+        items: Iterable[Item],
+        manifest: dict[str, Any],
     ) -> None:
-        """Join the parts in the order of the questions and write the manifest last."""
+        """Join the parts in the order of the questions, add answers, write the manifest last."""
         parts = [_read(self._part(chunk)) for chunk in range(chunks)]
         halved = {
             str(chunk): sizes
@@ -172,8 +178,12 @@ class Store:
         }
         joined = pa.concat_tables([part.replace_schema_metadata(None) for part in parts])
         position = pa.array(sorted(range(len(row_order)), key=row_order.__getitem__))
+        table = joined.take(position)
+        if answers:
+            table = pa.concat_tables([table, pa.Table.from_pylist(list(answers), JUDGEMENTS)])
+            table = table.combine_chunks()
         with replacing(self.folder / "judgements.parquet") as partial:
-            pq.write_table(joined.take(position), partial, compression="zstd")
+            pq.write_table(table, partial, compression="zstd")
         self.refresh_items(items, {**manifest, "format": FORMAT, "out_of_memory": halved})
         self.tidy()
 

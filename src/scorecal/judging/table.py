@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from scorecal import resources
+from scorecal.judging.answers import KINDS, Generated, read_answers
 from scorecal.judging.labels import unlisted_bound
 from scorecal.judging.priors import Evidence
 from scorecal.judging.records import Record, read_records
@@ -53,6 +54,9 @@ class Table:
     """The order in which the rubric is written."""
     assistants: dict[str, Float[Tensor, "items levels"]] = field(default_factory=dict)
     """Other judges' log-probabilities of the labels alone, for the same items, to subtract."""
+    generated: dict[str, Generated] = field(default_factory=dict)
+    """What the judge answered in its own words, by kind: `generated` as it is, `contrasted` in
+    contrast to an assistant. Empty where it was not asked to."""
 
     def rows(self, keep: Bool[Tensor, " items"]) -> "Table":
         """The same table with the kept rows only."""
@@ -78,6 +82,7 @@ class Table:
             self.orders,
             self.written_order,
             {name: logprobs[index] for name, logprobs in self.assistants.items()},
+            {kind: answers.rows(chosen) for kind, answers in self.generated.items()},
         )
 
     def add_assistant(self, other: "Table") -> Float[Tensor, "items levels"]:
@@ -134,10 +139,17 @@ def table_from_store(store: Store, task: Task) -> Table:
     for row in store.judgements().to_pylist():
         if row["scale"] == scale.name:
             judged.setdefault(row["kind"], {}).setdefault(row["order"], []).append(row)
-    by_order = {}
-    for order, answers in judged.pop("item").items():
-        place = {row["key"]: row for row in answers}
-        by_order[order] = _Answers.of([place[key] for key in items["id"]])
+
+    def of_items(rows: list[Record]) -> list[Record]:
+        place = {row["key"]: row for row in rows}
+        return [place[key] for key in items["id"]]
+
+    by_order = {order: _Answers.of(of_items(rows)) for order, rows in judged.pop("item").items()}
+    generated = {
+        kind: read_answers([of_items(of_kind[order]) for order in orders], task)
+        for kind in KINDS
+        if (of_kind := judged.pop(kind, None)) is not None
+    }
     item = _Answers.mean([by_order[order] for order in orders])
     evidence = {}
     for kind, of_kind in judged.items():
@@ -161,6 +173,7 @@ def table_from_store(store: Store, task: Task) -> Table:
         manifest["engine"],
         evidence,
         item.logsumexp,
+        generated=generated,
         **_rubric_of(task, orders, by_order),
     )
 
