@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from scorecal.calibration.folds import Folds, refuse_constant
 from scorecal.calibration.head import Problems
+from scorecal.judging.contrast import Contrasted
 from scorecal.judging.elicit import elicit
 from scorecal.judging.examples import draw_examples
 from scorecal.judging.judge import Judge
@@ -50,15 +51,28 @@ class Assistant:
         table: its store, shipped table or file of log-probabilities of the same items.
         judge: or the judge itself, which then judges them.
         store: where its store is; default `stores/<task>-<judge>-<hash>`.
+        strength: λ of answers in contrast to it, where the task's mode is `generate`.
+        temperature: t of these.
+        plausibility: of these, the least share of the likeliest token's probability that counts.
     """
 
     table: str | None = None
     judge: Judge | None = None
     store: str = ""
+    strength: float = 0.1
+    temperature: float = 1.0
+    plausibility: float = 0.1
 
     def named_judge(self) -> Judge | None:
         """The judge, if the configuration names one."""
         return self.judge if self.judge is not None and self.judge.model else None
+
+    def contrasted(self, task: Task) -> Contrasted | None:
+        """How answers are written in contrast to it, if they are."""
+        judge = self.named_judge()
+        if judge is None or task.mode != "generate":
+            return None
+        return Contrasted(judge, self.strength, self.temperature, self.plausibility)
 
     @property
     def is_named(self) -> bool:
@@ -185,7 +199,8 @@ class ScoreData(LightningDataModule):
         stores = [
             elicit(
                 judge, self.task, asked, items, questions, self.store,
-                truncate=self.truncate, samples=self.samples, trainer=ranks,
+                truncate=self.truncate, samples=self.samples,
+                contrasted=self.assistant.contrasted(self.task), trainer=ranks,
             )
         ]  # fmt: skip
         return stores + self._elicit_assistant(asked, items, questions, ranks)

@@ -193,6 +193,19 @@ def _constant(sets: DevSets) -> Answers:
     return Answers(mean.unsqueeze(-1).expand(sets.train.shape).clone(), None, {})
 
 
+_ANSWERS = {"generated": "generated", "contrasted": "generated in contrast"}
+
+
+def _own_answers(kind: str) -> Callable[[DevSets], Answers]:
+    """What the judge wrote, read as a score (paper 2, §4.1)."""
+
+    def answer(sets: DevSets) -> Answers:
+        score = sets.table.generated[kind].scores
+        return Answers(score.expand(sets.train.shape).clone(), None, {})
+
+    return answer
+
+
 MOST_MIXED = 21  # labels: M has their square of parameters, a fit its cube of that
 
 
@@ -224,6 +237,7 @@ def methods(table: Table) -> list[Method]:
     return [
         *found,
         *contrast_methods(table, VANILLA),
+        *(Method(_ANSWERS[kind], "–", _own_answers(kind)) for kind in table.generated),
         Method("ordinal", "–", _ordinal),
         Method("ridge regression", "–", _ridge),
         Method("isotonic", "–", _isotonic),

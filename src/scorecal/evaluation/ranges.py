@@ -62,7 +62,7 @@ def ranges_record(cases: Sequence[Case], *, seed: int, resamples: int) -> dict[s
             found[names].append(_OnScale(figures, samples, row.answers))
     records = []
     for (name, temperature), rows in found.items():
-        against = ("greedy", "–") if "greedy" in name else ("raw", "1")
+        against = _baseline(name)
         records.append(
             {
                 "name": name,
@@ -92,6 +92,14 @@ def ranges_record(cases: Sequence[Case], *, seed: int, resamples: int) -> dict[s
         "shares": [_shares(case) for case in cases],
         "logits": [_label_logits(case.table, case.test.any(0)) for case in cases],
     }
+
+
+def _baseline(name: str) -> tuple[str, str]:
+    """What a method's gain is against: raw, or the same way of answering without contrast."""
+    for way in ("greedy", "generated"):
+        if way in name:
+            return way, "–"
+    return "raw", "1"
 
 
 def _methods(cases: Sequence[Case]) -> list[tuple[tuple[str, str], list[Method]]]:
