@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -84,7 +84,7 @@ def estimate(figure: Mapping[str, float] | None, *, bold: bool = False, sign: st
     return f"{point} [{number(figure['low'], sign)}, {number(figure['high'], sign)}]"
 
 
-def along(lists: Mapping[str, Sequence[float]], sign: str = "") -> list[str]:
+def along(lists: Mapping[str, Any], sign: str = "") -> list[str]:
     """Several estimates with their intervals, kept as one list each of estimates, low and high."""
     return [
         estimate({"estimate": point, "low": low, "high": high}, sign=sign)
