@@ -181,15 +181,19 @@ def test_the_head_fits_in_every_way_that_the_options_name(store, command, more) 
 )
 def test_every_shipped_config_runs(name, store, command, tmp_path) -> None:
     data, more = read_data(name), []
+    task = data.task.on(data.task.scales[0])
+    if several := len(data.task.scales) > 1:
+        more = ["--data.task.scale", task.scale]
     if data.named_judge() is not None:
         more = ["--data.judge.model=null", "--data.table", store]
     elif not data.table_name:  # no table ships: log-probabilities of one's own
-        _write_logprobs(tmp_path / "own.jsonl", data.task)
-        more = ["--data.table", "own.jsonl", "--model.head.prior", "batch"]
+        _write_logprobs(tmp_path / "own.jsonl", task)
+        more += ["--data.table", "own.jsonl", "--model.head.prior", "batch"]
     finished = command("fit", "--config", name, *more)
     assert finished.status == 0, finished.err
     first_line = resources.find("configs", name).read_text().splitlines()[0]
-    assert first_line == f"# python -m train fit --config {name}"
+    asked = f"compare --config {name} --draws 0" if several else f"fit --config {name}"
+    assert first_line == f"# python -m train {asked}"
 
 
 def _write_logprobs(path: Path, task: Task) -> None:
@@ -199,7 +203,9 @@ def _write_logprobs(path: Path, task: Task) -> None:
         for label, column in enumerate(labels):
             row[f"p{column}"] = row.pop(str(label))
         row |= {column: row.pop(f"p{column}") for column in labels}
-        row |= {task.gold: float(labels[number % len(labels)]), "split": "test"}
+        gold = task.values()[number % len(labels)] / task.gold_factor
+        role = "dev" if "dev" in task.splits and number % 2 else "test"
+        row |= {task.gold: gold, "split": task.splits[role]}
         row |= {task.group: f"g{number % 17}"} if task.group else {}
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
