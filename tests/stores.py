@@ -93,7 +93,7 @@ def make_store(
     manifest = {
         "task": task.name, "identity": identity, "digest": judge, "engine": {}, "scales": entries,
     }  # fmt: skip
-    store.finish(1, range(len(questions)), items, manifest)
+    store.finish(1, range(len(questions)), [], items, manifest)
     return folder
 
 

@@ -64,7 +64,7 @@ class Task:
     group: str | None = None
     explode: list[str] = field(default_factory=list)
     scale: list[str] | str = "0-5"
-    rubric: dict[str, str] | str | None = None
+    rubric: dict[str | int | float, str] | str | None = None
     orders: list[Orders] | Orders = "none"
     examples: int = 0
     reasoning: int = 0
