@@ -68,7 +68,8 @@ def fit_problems(
         root = parents == roots
         index, rest = root.nonzero().flatten(), (~root).nonzero().flatten()
         for stage in dict.fromkeys(("nll", loss)):
-            natural[index] = newton(Objective(head.take(index), rows, stage), natural[index])
+            objective = Objective(head.take(index), rows, stage)
+            natural[index] = newton(objective, natural[index], exact=stage == loss)
         if len(rest):
             objective = Objective(head.take(rest), rows, loss)
             natural[rest] = newton(objective, natural[parents[rest]])

@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from scorecal.functional.scaling import label_logprobs
+
 RIDGE = 0.3
 _NO_MIXING = 1e12  # what an infinite ridge on M becomes: inf times 0 is NaN
 
@@ -133,7 +135,8 @@ class Design(NamedTuple):
     """Logits that are linear in natural parameters: shared ones first, then those of each level.
 
     A level's parameters multiply the same features of the item: 1 for δ, l̂ - μ for its row of M.
-    The columns [..., levels x features] of all items are never written out.
+    The columns [..., levels x features] of all items are never written out. In memory items come
+    last: levels are few, and what is short is slow to walk along.
     """
 
     offset: Float[Tensor, "problems items levels"]
@@ -167,9 +170,12 @@ class Design(NamedTuple):
     ) -> Float[Tensor, "problems items levels"]:
         """The head's logits."""
         count = self.shared.shape[-1]
-        result = self.offset + (self.shared @ natural[:, None, :count, None]).squeeze(-1)
+        result = self.offset
+        if count:
+            columns = self.shared.transpose(1, 3).flatten(2)
+            result = result + (natural[:, None, :count] @ columns).view(result.mT.shape).mT
         if self.per_level.shape[-1]:
-            result = result + self.per_level @ self._by_level(natural[:, count:]).mT
+            result = result + (self._by_level(natural[:, count:]) @ self.per_level.mT).mT
         return result
 
     def pulled_back(
@@ -186,12 +192,14 @@ class Design(NamedTuple):
         outer = self._by_column(curved.left).mT @ self._by_column(curved.right)
         total = (outer + outer.mT) / 2
         # What is left is diagonal in the levels: d_ik · J_ik · J_ikᵀ of each item and level.
-        scaled = curved.diagonal.unsqueeze(-1) * self.shared
-        total[:, :count, :count] += scaled.flatten(1, 2).mT @ self.shared.flatten(1, 2)
+        scaled = self.shared * curved.diagonal.unsqueeze(-1)
+        total[:, :count, :count] += (
+            scaled.transpose(1, 3).flatten(2) @ self.shared.transpose(1, 3).flatten(2).mT
+        )
         if not features:
             return total
-        side = (scaled.flatten(2).mT @ self.per_level).view(problems, levels, count, features)
-        side = side.transpose(1, 2).flatten(2)
+        side = scaled.transpose(1, 3).flatten(1, 2) @ self.per_level
+        side = side.view(problems, count, levels * features)
         total[:, :count, count:] += side
         total[:, count:, :count] += side.mT
         square = (self.per_level.unsqueeze(-1) * self.per_level.unsqueeze(-2)).flatten(2)
@@ -206,8 +214,11 @@ class Design(NamedTuple):
     ) -> Float[Tensor, "problems rows columns"]:
         """Derivatives by logits as those by parameters, level by level; a row an item and rank."""
         count, shape = self.shared.shape[-1], (slopes.shape[-1], self.per_level.shape[-1])
-        rows = slopes.new_empty(*slopes.shape[:3], count + math.prod(shape))
-        rows[..., :count] = slopes @ self.shared
+        problems, items, ranks, _ = slopes.shape
+        rows = slopes.new_empty(problems, count + math.prod(shape), items, ranks)
+        rows = rows.permute(0, 2, 3, 1)
+        for column in range(count):
+            rows[..., column] = (slopes * self.shared[:, :, None, :, column]).sum(-1)
         by_level = rows[..., count:].unflatten(-1, shape)
         torch.mul(slopes.unsqueeze(-1), self.per_level[:, :, None, None], out=by_level)
         return rows.flatten(1, 2)
@@ -282,9 +293,10 @@ class NaturalHead:
     ) -> "Design":
         """The head's logits as a linear function of its learned natural parameters."""
         problems, settings = self.problems, self.settings
-        normalised = logprobs.log_softmax(-1)
+        normalised = label_logprobs(logprobs)
         shape = (len(problems.prior), *normalised.shape[-2:])
-        scaled, offset = normalised.expand(shape), normalised.new_zeros(shape)
+        scaled = normalised.expand(shape)
+        offset = torch.zeros_like(scaled)
         prior, assisted = problems.prior.unsqueeze(1).expand(shape), (-assistant).expand(shape)
         for name, term in (("strength", prior), ("contrast", assisted)):
             fixed = getattr(problems, name)[:, None, None] * term
@@ -305,7 +317,9 @@ class NaturalHead:
             per_level.append((normalised - problems.centre.unsqueeze(1)).expand(shape))
         return Design(
             offset,
-            torch.stack(shared, -1) if shared else normalised.new_zeros(*shape, 0),
+            torch.stack([term.mT for term in shared], 1).transpose(1, 3)
+            if shared
+            else normalised.new_zeros(*shape, 0),
             torch.cat(per_level, -1) if per_level else normalised.new_zeros(*shape[:-1], 0),
             "bias" in self.columns and "mixing" in self.columns,
         )

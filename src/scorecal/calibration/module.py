@@ -200,7 +200,7 @@ class Calibration(LightningModule):
             # Only cross-entropy is convex: the other losses start from its solution.
             natural = self._natural().detach().clone()
             for index, objective in self._objectives(batch, "nll"):
-                natural[index] = newton(objective, natural[index])
+                natural[index] = newton(objective, natural[index], exact=False)
             self._write(natural)
         objectives = self._objectives(batch)
         if self.solver == "newton":

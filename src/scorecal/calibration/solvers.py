@@ -14,11 +14,14 @@ from scorecal.functional.losses import (
     soft_cross_entropy,
     squared_error,
 )
+from scorecal.functional.scaling import label_probs
 from scorecal.functional.targets import interpolated_target
 
 Loss = Literal["nll", "mse", "rps", "pearson"]
-_BLOCK = 8_000_000  # numbers of features held at once
+_BLOCK = 3_000_000  # numbers of features held at once; more don't fit a cache
+_ROUND = 5  # steps that a block's design serves, before the problems still waiting are put together
 _ARRIVED = 1e-13  # half the squared Newton decrement, in units of the loss
+_NEAR = 1e-6  # likewise, where another loss goes on from there; the last step about squares it
 
 
 class Rows(NamedTuple):
@@ -168,7 +171,7 @@ def _item_curvature(
     exact: bool,
 ) -> Curved:
     """Second derivative of each item's share of a mean loss by its logits."""
-    probs = logits.softmax(-1)
+    probs = label_probs(logits)
     if loss == "nll":
         shared = share.unsqueeze(-1) * probs
         return Curved(shared, -shared.unsqueeze(-2), probs.unsqueeze(-2))
@@ -211,7 +214,7 @@ def _pearson_curvature(
     exact: bool,
 ) -> Float[Tensor, "problems columns columns"]:
     """Hessian of minus the correlation, which couples all items, or a semidefinite part of it."""
-    probs = logits.softmax(-1)
+    probs = label_probs(logits)
     score = probs @ values
     centred = score - (share * score).sum(-1, keepdim=True)
     deviation = (share * centred.square()).sum(-1, keepdim=True).sqrt().clamp(min=1e-9)
@@ -243,19 +246,28 @@ def newton_step(
     objective: Objective,
     natural: Float[Tensor, "problems columns"],
     waiting: Bool[Tensor, " problems"],
+    *,
+    steps: int = 1,
+    enough: float = _ARRIVED,
 ) -> tuple[Float[Tensor, "problems columns"], Bool[Tensor, " problems"]]:
-    """One damped Newton step of every waiting problem, and which still wait after it.
+    """Damped Newton steps of every waiting problem, and which still wait after them.
 
     Problems don't influence one another: each has its own step length.
     """
-    natural, still = natural.clone(), waiting.clone()
+    natural, waiting = natural.clone(), waiting.clone()
     for index, block in objective.blocks(waiting.nonzero().flatten()):
-        natural[index], still[index] = _block_step(block, natural[index])
-    return natural, still
+        for _ in range(steps):
+            natural[index], still = _block_step(block, natural[index], enough)
+            waiting[index] = still
+            if not still.any():
+                break
+            if not still.all():
+                index, block = index[still], block._take(still.nonzero().flatten())
+    return natural, waiting
 
 
 def _block_step(
-    objective: Objective, natural: Float[Tensor, "problems columns"]
+    objective: Objective, natural: Float[Tensor, "problems columns"], enough: float
 ) -> tuple[Float[Tensor, "problems columns"], Bool[Tensor, " problems"]]:
     value, gradient, hessian = objective.derivatives(natural)
     step = -torch.linalg.solve(hessian, gradient.unsqueeze(-1)).squeeze(-1)
@@ -268,7 +280,7 @@ def _block_step(
         at = columns.start
         length = length.minimum(0.9 * natural[:, at] / (-step[:, at]).clamp(min=1e-300))
     # So near the minimum the value can't show a descent; one full step ends the search.
-    arrived = -slope / 2 <= _ARRIVED
+    arrived = -slope / 2 <= enough
     result = torch.where(arrived.unsqueeze(-1), natural + length.unsqueeze(-1) * step, natural)
     index = (~arrived).nonzero().flatten()
     for _ in range(40):
@@ -286,12 +298,18 @@ def _block_step(
 
 
 def newton(
-    objective: Objective, natural: Float[Tensor, "problems columns"], *, steps: int = 50
+    objective: Objective,
+    natural: Float[Tensor, "problems columns"],
+    *,
+    steps: int = 50,
+    exact: bool = True,
 ) -> Float[Tensor, "problems columns"]:
-    """Newton steps until every problem has arrived."""
+    """Newton steps until every problem has arrived, or is as near as another loss needs."""
+    enough = _ARRIVED if exact else _NEAR
     waiting = torch.ones(len(natural), dtype=torch.bool, device=natural.device)
-    for _ in range(steps):
-        natural, waiting = newton_step(objective, natural, waiting)
+    for done in range(0, steps, _ROUND):
+        now = min(_ROUND, steps - done)
+        natural, waiting = newton_step(objective, natural, waiting, steps=now, enough=enough)
         if not waiting.any():
             break
     return natural

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from scorecal.functional.correlation import pearson
-from scorecal.functional.scaling import expected_score
+from scorecal.functional.scaling import expected_score, label_logprobs, label_probs
 
 
 def soft_cross_entropy(
@@ -12,7 +12,7 @@ def soft_cross_entropy(
 ) -> Float[Tensor, "*batch"]:
     """Cross-entropy of softmax(logits) against a target distribution."""
     # A label without target mass contributes 0 even where its log-probability is -inf.
-    return -(target * logits.log_softmax(-1)).masked_fill(target == 0, 0.0).sum(-1)
+    return -(target * label_logprobs(logits)).masked_fill(target == 0, 0.0).sum(-1)
 
 
 def squared_error(
@@ -28,7 +28,7 @@ def ranked_probability_score(
     logits: Float[Tensor, "*#batch levels"], target: Float[Tensor, "*#batch levels"]
 ) -> Float[Tensor, "*batch"]:
     """Mean over the K-1 thresholds of the squared difference of the two CDFs (Epstein 1969)."""
-    difference = (logits.softmax(-1) - target).cumsum(-1)[..., :-1]
+    difference = (label_probs(logits) - target).cumsum(-1)[..., :-1]
     return difference.square().mean(-1)
 
 

@@ -21,11 +21,26 @@ def debiasing_term(probs: Float[Tensor, "*batch levels"]) -> Float[Tensor, "*bat
     return -math.log(probs.shape[-1]) - probs.log()
 
 
+def label_logprobs(logits: Float[Tensor, "*batch levels"]) -> Float[Tensor, "*batch levels"]:
+    """log_softmax(logits), with the items last in memory.
+
+    Torch's own walks along the levels, and takes three times as long where they are few.
+    """
+    items = max(-2, -logits.dim())
+    return logits.transpose(items, -1).log_softmax(items).transpose(items, -1)
+
+
+def label_probs(logits: Float[Tensor, "*batch levels"]) -> Float[Tensor, "*batch levels"]:
+    """softmax(logits), likewise."""
+    items = max(-2, -logits.dim())
+    return logits.transpose(items, -1).softmax(items).transpose(items, -1)
+
+
 def expected_score(
     logits: Float[Tensor, "*batch levels"], values: Float[Tensor, " levels"]
 ) -> Float[Tensor, "*batch"]:
     """Mean of the label values under softmax(logits) (paper 1, eq. 4)."""
-    return logits.softmax(-1) @ values
+    return (label_probs(logits) * values).sum(-1)
 
 
 def rankable_score(
