@@ -13,6 +13,7 @@ from scorecal.judging.answers import parse_score
 from scorecal.judging.contrast import Contrasted, contrast
 from scorecal.judging.dry_run import dry_run, dry_run_text
 from scorecal.judging.elicit import Interrupted, elicit
+from scorecal.judging.generation import Writing
 from scorecal.judging.judge import Unsupported
 from scorecal.judging.plan import item_questions
 from scorecal.judging.server import ServerJudge
@@ -455,15 +456,15 @@ def test_a_store_holds_both_answers_and_names_the_assistant(answered, writes, ti
     assert answered.contents() == files
 
 
-def test_another_contrast_is_another_store(answered, writes, tiny, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_another_contrast_is_another_store(answered, writes, tiny):
+    plan = answered.plan(writes())
     first, second = (TransformersJudge(tiny("llama", seed=seed)) for seed in (1, 2))
-    folders = {
-        elicit(writes(), *answered.parts(), contrasted=contrasted).folder
-        for contrasted in (None, Contrasted(first, 0.5), Contrasted(first, 0.6),
-                           Contrasted(second, 0.5), Contrasted(first, 0.5, plausibility=0.2))
-    }  # fmt: skip
-    assert len(folders) == 5
+    contrasts = [
+        None, Contrasted(first, 0.5), Contrasted(first, 0.6), Contrasted(second, 0.5),
+        Contrasted(first, 0.5, 2.0), Contrasted(first, 0.5, plausibility=0.2),
+    ]  # fmt: skip
+    names = {Writing.of(answered.task, 0, with_).named(plan).digest for with_ in contrasts}
+    assert len(names - {plan.digest}) == 6
 
 
 def test_an_assistant_with_other_tokens_is_refused_before_anything_is_judged(

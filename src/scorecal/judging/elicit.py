@@ -98,7 +98,8 @@ def elicit(
 def _account(store: Store, writing: Writing) -> None:
     """Say how many of the judge's own answers are scores, and which are not."""
     if writing.answers or writing.contrasted is not None:
-        for line in account(store.judgements().to_pylist()):
+        columns = ["kind", "key", "scale", "order", "text"]
+        for line in account(store.judgements().select(columns).to_pylist()):
             notice(line)
 
 
