@@ -353,7 +353,7 @@ def test_the_same_examples_are_drawn_again_and_predict_shows_them(
     judge_chunk = judge.judge_chunk
     judge.judge_chunk = lambda prompts, *rest: asked.extend(prompts) or judge_chunk(prompts, *rest)
     monkeypatch.chdir(tmp_path)
-    table = data.new_table()
+    table, _ = data.new_table()
     assert [prompt.before for prompt in asked] == [first.prompt(items[0]).before]
     assert table.identity["template"] == first.hash
     [other], _, _ = shown(2).questions()
@@ -361,7 +361,7 @@ def test_the_same_examples_are_drawn_again_and_predict_shows_them(
 
 
 def test_the_count_of_examples_is_in_the_manifest(shown, tmp_path):
-    store = shown(2, store=str(tmp_path / "own")).elicit()
+    [store] = shown(2, store=str(tmp_path / "own")).elicit()
     assert store.manifest()["scales"]["0-5"]["examples"] == 2
     assert len(of_kind(store, "item")) == store.items().num_rows == 12
 
