@@ -1,7 +1,7 @@
 """The LightningDataModule: from a store, a table or a judge to one batch."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -218,7 +218,7 @@ class ScoreData(LightningDataModule):
         store = self.assistant.store
         return [
             elicit(
-                judge, self.task, asked, items, questions, store,
+                judge, replace(self.task, mode="labels"), asked, items, questions, store,
                 truncate=self.truncate, trainer=ranks,
             )
         ]  # fmt: skip
@@ -330,10 +330,11 @@ class ScoreData(LightningDataModule):
         asked = self._shown()[0] if self.task.examples else templates(self.task)
         items = load_new_items(self.task, self.predict_path)
         questions = item_questions(asked, items)
+        task = replace(self.task, mode="labels")  # a head reads no answers in words
         # Never `self.store`: that is the fitted items'.
-        store = elicit(judge, self.task, asked, items, questions, truncate=self.truncate)
+        store = elicit(judge, task, asked, items, questions, truncate=self.truncate)
         if assistant is not None:
-            its = elicit(assistant, self.task, asked, items, questions, truncate=self.truncate)
+            its = elicit(assistant, task, asked, items, questions, truncate=self.truncate)
             other = table_from_store(its, self.task)
         return table_from_store(store, self.task), other
 
