@@ -20,15 +20,21 @@ from scorecal.judging.transformers import TransformersJudge
 FOLDER = Path(scorecal.__file__).parent / "tables"
 TABLES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
 CONFIGS = {
-    "stsb": "sts", "semrel": "str", "summeval": "summ", "helpsteer2": "align", "hanna": "story"
+    "stsb": "sts", "semrel": "str", "summeval": "summ", "helpsteer2": "align", "hanna": "story",
+    "stsb-ranges": "sts_ranges",
 }  # fmt: skip
-ITEMS = {"stsb": (1500, 1379), "semrel": (250, 2600)}
+ITEMS = {"stsb": (1500, 1379), "semrel": (250, 2600), "stsb-ranges": (200, 600)}
 STS = read_data("sts.yaml").task
 
 
+def kind_of(name: str) -> str:
+    """What a table's name begins with."""
+    return max((kind for kind in CONFIGS if name.startswith(f"{kind}-")), key=len)
+
+
 def task_of(name: str) -> Task:
-    """The task that a table's name begins with."""
-    return read_data(f"{CONFIGS[name.partition('-')[0]]}.yaml").task
+    """The task of a table, on all its scales."""
+    return read_data(f"{CONFIGS[kind_of(name)]}.yaml").task
 
 
 def test_the_default_table_ships() -> None:
@@ -49,8 +55,14 @@ def test_a_frozen_table_is_whole_small_and_holds_figures_only(name: str) -> None
     task = task_of(name)
     assert manifest["task"] == task.name
     assert manifest["identity"]["template"] == Template(task).hash
+    assert list(manifest["scales"]) == task.scales
+    for scale in task.scales:
+        check_on_a_scale(name, task.on(scale))
+
+
+def check_on_a_scale(name: str, task: Task) -> None:
     table = load_table(name, task)
-    if (expected := ITEMS.get(name.partition("-")[0])) is not None:
+    if (expected := ITEMS.get(kind_of(name))) is not None:
         assert (table.splits.count("dev"), table.splits.count("test")) == expected
     kinds = {kind: len(answers.logprobs) for kind, answers in table.evidence.items()}
     kinds.pop("sampled", None)
@@ -64,7 +76,7 @@ def test_a_frozen_table_is_whole_small_and_holds_figures_only(name: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in TABLES if name.startswith("stsb")])
+@pytest.mark.parametrize("name", [name for name in TABLES if kind_of(name) == "stsb"])
 def test_the_judge_says_the_same_again_about_50_random_rows(name: str) -> None:
     model, data = os.environ.get("SCORECAL_JUDGE"), os.environ.get("SCORECAL_STSB")
     if not model or not data:
