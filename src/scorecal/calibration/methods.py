@@ -211,7 +211,7 @@ MOST_MIXED = 21  # labels: M has their square of parameters, a fit its cube of t
 
 def methods(table: Table) -> list[Method]:
     """All methods that a table has the evidence for, in the order of the tables."""
-    found = [Method("greedy", "–", greedy)]
+    found: list[Method] = []
     for temperature in (1.0, VANILLA):
         shown = f"{temperature:g}"
         name = "raw" if temperature == 1 else "vanilla"
@@ -229,6 +229,7 @@ def methods(table: Table) -> list[Method]:
                 if temperature != 1:
                     placed = debiased(kind, temperature=temperature, temperature_on="logits")
                     found.append(Method(f"{name}, T on l alone", shown, placed))
+    found.append(Method("greedy", "–", greedy))
     default = head(with_known_prior(HeadSettings(), table))
     found.append(Method("temperature only", "learned", head(TEMPERATURE_ONLY)))
     found.append(Method("default head", "learned", default))
