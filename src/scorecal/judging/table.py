@@ -99,7 +99,8 @@ class Table:
                 f"items of {self.name!r}, {missing[0]!r} first. Name one of the same items."
             )
         order = torch.tensor([position[key] for key in self.ids])
-        name = other.identity.get("judge", other.name)
+        # Part of methods' names, so without what a judge's name says in brackets.
+        name = other.identity.get("judge", other.name).partition(" (")[0]
         if name in self.assistants:
             name = f"{name} ({other.name})"
         self.assistants[name] = other.logprobs[order].log_softmax(-1)
