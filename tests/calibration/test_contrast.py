@@ -11,7 +11,6 @@ from scorecal.calibration.contrast import (
     TEMPERATURES,
     Contrast,
     Point,
-    best_points,
     code_grid,
     contrast_methods,
     contrasted,
@@ -20,7 +19,7 @@ from scorecal.calibration.contrast import (
     paper_grid,
     shared,
 )
-from scorecal.calibration.dev_sets import DevSets
+from scorecal.calibration.dev_sets import DevSets, best_points
 from scorecal.calibration.folds import Folds
 from scorecal.functional.correlation import spearman
 
@@ -135,7 +134,7 @@ def test_a_shared_point_is_the_best_on_average():
     other.logprobs = other.logprobs.flip(0)
     contrast = Contrast("small", paper_grid())
     both = [sets, other_sets]
-    answers = [answer(own) for answer, own in zip(shared(contrast, both), both, strict=True)]
+    answers = [shared(contrast, both)(own) for own in both]
     mean = (contrast.dev_figures(sets) + contrast.dev_figures(other_sets)) / 2
     expected = [paper_grid()[int(at)].contrast for at in mean.argmax(-1)]
     assert answers[0].settings["alpha"] == answers[1].settings["alpha"] == expected

@@ -5,7 +5,6 @@ constant of each item. The published code (github.com/akkikiki/contrastive_decod
 tempers the main judge instead, l/t - λ·a: α = λ·t at the temperature T·t.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -13,10 +12,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from scorecal.calibration.dev_sets import Answers, DevSets, Method, scored
+from scorecal.calibration.dev_sets import (
+    Answers,
+    DevSets,
+    Method,
+    best_points,
+    dev_spearman,
+    scored,
+)
 from scorecal.calibration.head import HeadSettings
 from scorecal.calibration.heads import head, with_known_prior
-from scorecal.functional.correlation import spearman
 from scorecal.functional.scaling import rankable_score
 from scorecal.judging.table import Table
 
@@ -91,16 +96,7 @@ class Contrast(NamedTuple):
         scores = self.scores(
             contrasted(table, self.assistant, self.points, self.temperature), table
         )
-        return torch.stack(
-            [
-                spearman(
-                    scores[:, row],
-                    table.gold[row],
-                    torch.ones(int(row.sum()), dtype=scores.dtype),
-                )
-                for row in sets.train
-            ]
-        )
+        return dev_spearman(scores, sets)
 
     def answer(self, chosen: Sequence[int], sets: DevSets) -> Answers:
         """Scores at each problem's own point."""
@@ -120,13 +116,6 @@ class Contrast(NamedTuple):
     def chosen_on_dev(self, sets: DevSets) -> Answers:
         """Scores at the point of best dev Spearman; ties to the smaller α."""
         return self.answer(best_points(self.dev_figures(sets)), sets)
-
-
-def best_points(figures: Float[Tensor, "problems points"]) -> list[int]:
-    """Each problem's best point; ties, and undefined ones, to the earlier."""
-    known = figures.nan_to_num(nan=-math.inf)
-    best = known.max(-1, keepdim=True).values
-    return (known >= best - 1e-12).double().argmax(-1).tolist()
 
 
 def greedy(sets: DevSets) -> Answers:
@@ -172,15 +161,8 @@ def composed(table: Table) -> dict[str, HeadSettings]:
     }
 
 
-_Chooser = Callable[[DevSets], Answers]
-
-
-def shared(contrast: Contrast, all_sets: Sequence[DevSets]) -> list[_Chooser]:
-    """The same contrast on several scales, its point chosen by mean dev Spearman over them.
-
-    Returns:
-        What answers for each of the scales.
-    """
+def shared(contrast: Contrast, all_sets: Sequence[DevSets]) -> Callable[[DevSets], Answers]:
+    """The same contrast on several scales, its point chosen by mean dev Spearman over them."""
     figures = torch.stack([contrast.dev_figures(sets) for sets in all_sets])
     chosen = best_points(figures.nanmean(0))
-    return [lambda sets: contrast.answer(chosen, sets) for _ in all_sets]
+    return lambda sets: contrast.answer(chosen, sets)

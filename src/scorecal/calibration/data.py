@@ -41,6 +41,11 @@ class Batch(NamedTuple):
     problems: Problems
 
 
+def _named(judge: Judge | None) -> Judge | None:
+    """A judge, if it names a model."""
+    return judge if judge is not None and judge.model else None
+
+
 @dataclass
 class Assistant:
     """A second judge whose log-probabilities are subtracted (paper 2).
@@ -65,7 +70,7 @@ class Assistant:
 
     def named_judge(self) -> Judge | None:
         """The judge, if the configuration names one."""
-        return self.judge if self.judge is not None and self.judge.model else None
+        return _named(self.judge)
 
     def contrasted(self, task: Task) -> Contrasted | None:
         """How answers are written in contrast to it, if they are."""
@@ -142,7 +147,7 @@ class ScoreData(LightningDataModule):
 
     def named_judge(self) -> Judge | None:
         """The judge, if the configuration names one."""
-        return self.judge if self.judge is not None and self.judge.model else None
+        return _named(self.judge)
 
     def questions(self) -> tuple[list[Template], list[Item], list[Question]]:
         """The task's templates, its items, and everything its judge is asked."""

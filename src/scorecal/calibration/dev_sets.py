@@ -1,13 +1,16 @@
 """Dev sets that methods are fitted to, many at once, and what a method answers."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from scorecal.calibration.folds import Folds, partition
+from scorecal.functional.correlation import spearman
 from scorecal.functional.scaling import rankable_score
 from scorecal.judging.table import Table
 
@@ -62,3 +65,23 @@ def scored(
 ) -> Answers:
     """Answers by expected score."""
     return Answers(rankable_score(logits, table.values), logits, settings)
+
+
+def dev_spearman(
+    scores: Float[Tensor, "candidates items"], sets: DevSets
+) -> Float[Tensor, "problems candidates"]:
+    """Spearman of each candidate's scores on each problem's own rows."""
+    gold = sets.table.gold
+    return torch.stack(
+        [
+            spearman(scores[:, row], gold[row], torch.ones(int(row.sum()), dtype=scores.dtype))
+            for row in sets.train
+        ]
+    )
+
+
+def best_points(figures: Float[Tensor, "problems candidates"]) -> list[int]:
+    """Each problem's best candidate; ties, and undefined ones, to the earlier."""
+    known = figures.nan_to_num(nan=-math.inf)
+    best = known.max(-1, keepdim=True).values
+    return (known >= best - 1e-12).double().argmax(-1).tolist()

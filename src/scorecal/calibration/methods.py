@@ -22,10 +22,16 @@ from scorecal.calibration.calibrators import (
     ridge_predict,
 )
 from scorecal.calibration.contrast import contrast_methods, greedy
-from scorecal.calibration.dev_sets import Answers, DevSets, Method, scored
+from scorecal.calibration.dev_sets import (
+    Answers,
+    DevSets,
+    Method,
+    best_points,
+    dev_spearman,
+    scored,
+)
 from scorecal.calibration.head import RIDGE, HeadSettings
 from scorecal.calibration.heads import TEMPERATURE_ONLY, head, with_known_prior, with_mixing
-from scorecal.functional.correlation import spearman
 from scorecal.functional.scaling import debiasing_term, latent_number_bias, rankable_score
 from scorecal.functional.targets import interpolated_target
 from scorecal.judging.priors import latent_bias, prior_term
@@ -66,14 +72,7 @@ def strength_scores(
 
 def best_strengths(scores: Float[Tensor, "strengths items"], sets: DevSets) -> list[int]:
     """The λ of best dev Spearman of each problem; ties, and undefined ones, to the smaller."""
-    chosen = []
-    for row in sets.train:
-        found = spearman(
-            scores[:, row], sets.table.gold[row], torch.ones(int(row.sum()), dtype=scores.dtype)
-        )
-        found = found.nan_to_num(nan=-math.inf)
-        chosen.append(int((found >= found.max() - 1e-12).nonzero()[0]))
-    return chosen
+    return best_points(dev_spearman(scores, sets))
 
 
 def random_number_term(table: Table, kind: str, prompts: int) -> Float[Tensor, " levels"]:

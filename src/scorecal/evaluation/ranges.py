@@ -113,10 +113,8 @@ def _methods(cases: Sequence[Case]) -> list[tuple[tuple[str, str], list[Method]]
     sets = [case.sets for case in cases]
     for assistant in cases[0].table.assistants:
         for (name, temperature), contrast in contrasts(assistant, VANILLA).items():
-            answering = [
-                Method(name + _SHARED, temperature, answer) for answer in shared(contrast, sets)
-            ]
-            found.append(((name + _SHARED, temperature), answering))
+            method = Method(name + _SHARED, temperature, shared(contrast, sets))
+            found.append(((method.name, temperature), [method] * len(cases)))
     return found
 
 
