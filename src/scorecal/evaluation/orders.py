@@ -29,6 +29,7 @@ from scorecal.evaluation.evidence import numbered_groups
 from scorecal.evaluation.intervals import Interval, interval
 from scorecal.functional.positions import PERMUTATIONS, cramers_v, shift_test
 from scorecal.functional.resampling import bootstrap_weights
+from scorecal.functional.scaling import mean_logprobs
 from scorecal.judging.positions import balanced_orders, fixed_order_mass, table_position_mass
 from scorecal.judging.priors import prior_term
 from scorecal.judging.rubric import rotations
@@ -87,8 +88,7 @@ def in_orders(table: Table, orders: Sequence[str]) -> Table:
     """The table as a task that names these orders has it."""
     logprobs = table.by_order[orders[0]]
     if len(orders) > 1:
-        probs = [table.by_order[order].softmax(-1) for order in orders]
-        logprobs = torch.stack(probs).mean(0).log()
+        logprobs = mean_logprobs(torch.stack([table.by_order[order] for order in orders]))
     return replace(table, logprobs=logprobs, orders=tuple(orders))
 
 

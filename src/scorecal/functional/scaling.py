@@ -21,6 +21,13 @@ def debiasing_term(probs: Float[Tensor, "*batch levels"]) -> Float[Tensor, "*bat
     return -math.log(probs.shape[-1]) - probs.log()
 
 
+def mean_logprobs(
+    logprobs: Float[Tensor, "orders *batch levels"],
+) -> Float[Tensor, "*batch levels"]:
+    """Log of the mean label-renormalised distribution over the orders of a rubric (paper 3)."""
+    return logprobs.softmax(-1).mean(0).log()
+
+
 def label_logprobs(logits: Float[Tensor, "*batch levels"]) -> Float[Tensor, "*batch levels"]:
     """log_softmax(logits), with the items last in memory.
 

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from scorecal import resources
+from scorecal.functional.scaling import mean_logprobs
 from scorecal.judging.answers import KINDS, Generated, read_answers
 from scorecal.judging.labels import unlisted_bound
 from scorecal.judging.priors import Evidence
@@ -221,7 +222,7 @@ class _Answers(NamedTuple):
             torch.stack(values) for values in list(zip(*answers, strict=True))[:4]
         )
         return cls(
-            logprobs.softmax(-1).mean(0).log(), censored.any(0), mass.mean(0),
+            mean_logprobs(logprobs), censored.any(0), mass.mean(0),
             torch.full_like(logsumexp[0], math.nan), None,
         )  # fmt: skip
 
