@@ -92,6 +92,24 @@ def test_story_is_read_from_a_file_without_splits(tmp_path):
     assert [(item.group, item.split) for item in items] == [("7", "test")] * 2
 
 
+def test_each_response_has_its_own_rubric_and_an_instruction_is_a_group(tmp_path):
+    levels = "\n".join(f"Score {score}: It is {score} good." for score in range(1, 6))
+    row = {
+        "instruction": "Say why.", "response": "So.", "reference_answer": "Thus.",
+        "rubric": f"[Is it good?]\n{levels}", "gpt4_mean": 3 + 1 / 3,
+    }  # fmt: skip
+    write(tmp_path, "answers.jsonl", [{**row, "id": name} for name in "ab"])
+    task, items = items_of("rubric.yaml", tmp_path / "answers.jsonl")
+    assert len({item.group for item in items}) == 1
+    assert "why" not in items[0].group  # a store holds no text
+    assert items[0].gold == 3 + 1 / 3
+    shown = [Template(task, order=order).prompt(items[0]) for order in ((0, 1, 2, 3, 4), (1, 2, 3, 4, 0))]
+    assert shown[0].item == shown[1].item
+    assert "Reference answer: Thus." in shown[0].item
+    assert "Is it good?\nScore 1: It is 1 good.\nScore 2" in shown[0].after
+    assert "Is it good?\nScore 2: It is 2 good.\nScore 3" in shown[1].after
+
+
 @pytest.mark.parametrize(
     ("name", "gold"), [(name, gold) for name, golds in CRITERIA.items() for gold in golds]
 )
