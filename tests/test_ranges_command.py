@@ -105,7 +105,7 @@ def test_other_items_and_other_scales_of_an_assistant_are_refused(pair, command,
     few = make_store(tmp_path / "few", ranges_task(), ITEMS[:40], "Few", seed=3)
     on_scale = ("fit", "--config", config, "--data.task.scale", "2-7", "--data.assistant.table")
     for table, message in (
-        (one, "has the scales 0-5, not '2-7'"),
+        (one, "the assistant: store "),
         (few, "lacks 20 of 60 items of 'main', 'i40' first"),
         ("nothing", "no table 'nothing'"),
     ):
@@ -148,3 +148,6 @@ def test_a_rubric_with_a_repeated_score_is_named(command, tmp_path):
     finished = command("fit", "--config", "twice.yaml")
     assert finished.status == 2
     assert "'twice.yaml' line 5: the key '1' stands twice" in finished.err
+    finished = command("fit", "--config", "demo.yaml", "--data.task.rubric", "{1: a, 1: b}")
+    assert finished.status == 2
+    assert "argument '{1: a, 1: b}' line 1: the key '1' stands twice" in finished.err

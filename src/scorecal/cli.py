@@ -25,7 +25,7 @@ from scorecal import tracking
 from scorecal.calibration.data import ScoreData, with_assistant
 from scorecal.calibration.fitted import Fitted, score_interval
 from scorecal.calibration.module import Calibration
-from scorecal.commands import NamedConfigFile, run_compare, run_report
+from scorecal.commands import NamedConfigFile, refuse_repeated_keys, run_compare, run_report
 from scorecal.evaluation.evidence import (
     Evaluation,
     evaluate,
@@ -535,6 +535,9 @@ def main(arguments: list[str] | None = None) -> None:
         if typed and typed[0] in _SEVERAL:
             _SEVERAL[typed[0]](typed[1:])
             return
+        for word in typed:
+            if (value := word.partition("=")[2] if word.startswith("--") else word)[:1] == "{":
+                refuse_repeated_keys(f"argument {value!r}", value)
         run_cli(arguments)
         return
     except (ValueError, ArgumentError, MisconfigurationException) as error:

@@ -36,7 +36,7 @@ from scorecal.evaluation.runs import Run, read_results
 from scorecal.judging.elicit import STORES, refuse_other_identity
 from scorecal.judging.records import read_records, replacing
 from scorecal.judging.store import Store
-from scorecal.judging.table import Table, load_table, table_from_store
+from scorecal.judging.table import Table, load_assistant, table_from_store
 from scorecal.judging.task import Task, load_items
 from scorecal.progress import notice, set_quiet
 
@@ -63,7 +63,7 @@ class NamedConfigFile(ActionConfigFile):
                 text = found.read_text(encoding="utf-8")
             except UnicodeDecodeError:
                 raise ValueError(f"config {values!r} is not UTF-8.") from None
-            _refuse_repeated_keys(values, text)
+            refuse_repeated_keys(f"config {values!r}", text)
             content = _loaded(text)
             _refuse_empty_sections(values, content)
             if isinstance(content, dict) and "search" in content and "search" not in parser.groups:
@@ -75,7 +75,7 @@ class NamedConfigFile(ActionConfigFile):
         super().__call__(parser, cfg, values, option_string)
 
 
-def _refuse_repeated_keys(name: str, text: str) -> None:
+def refuse_repeated_keys(where: str, text: str) -> None:
     """Raise ValueError where a key stands twice: YAML would take the last without a word."""
     import yaml
 
@@ -90,8 +90,8 @@ def _refuse_repeated_keys(name: str, text: str) -> None:
                 for key, value in node.value:
                     if str(key.value) in seen:
                         raise ValueError(
-                            f"config {name!r} line {key.start_mark.line + 1}: the key "
-                            f"{key.value!r} stands twice. Take one out."
+                            f"{where} line {key.start_mark.line + 1}: the key {key.value!r} stands "
+                            "twice. Take one out."
                         )
                     seen.add(str(key.value))
                     nodes.append(value)
@@ -336,7 +336,7 @@ def _of_tasks(option: str, tables: list[str], names: list[str]) -> dict[str, lis
 def _assist(table: Table, assistants: list[str], task: Task) -> None:
     """Let a judge be contrasted with all assistants but itself."""
     for name in assistants:
-        other = load_table(name, task)
+        other = load_assistant(name, task)
         alone = {key: value for key, value in table.identity.items() if key != "assistant"}
         if other.identity != alone:
             table.add_assistant(other)

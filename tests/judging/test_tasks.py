@@ -103,7 +103,8 @@ def test_each_response_has_its_own_rubric_and_an_instruction_is_a_group(tmp_path
     assert len({item.group for item in items}) == 1
     assert "why" not in items[0].group  # a store holds no text
     assert items[0].gold == 3 + 1 / 3
-    shown = [Template(task, order=order).prompt(items[0]) for order in ((0, 1, 2, 3, 4), (1, 2, 3, 4, 0))]
+    orders = ((0, 1, 2, 3, 4), (1, 2, 3, 4, 0))
+    shown = [Template(task, order=order).prompt(items[0]) for order in orders]
     assert shown[0].item == shown[1].item
     assert "Reference answer: Thus." in shown[0].item
     assert "Is it good?\nScore 1: It is 1 good.\nScore 2" in shown[0].after

@@ -19,7 +19,13 @@ from scorecal.judging.examples import draw_examples
 from scorecal.judging.judge import Judge
 from scorecal.judging.plan import Question, item_questions, prior_questions
 from scorecal.judging.store import Store
-from scorecal.judging.table import Table, load_table, table_from_file, table_from_store
+from scorecal.judging.table import (
+    Table,
+    load_assistant,
+    load_table,
+    table_from_file,
+    table_from_store,
+)
 from scorecal.judging.task import (
     Item,
     Task,
@@ -263,7 +269,7 @@ class ScoreData(LightningDataModule):
         if self.prepared_assistant is not None:
             other = table_from_store(self.prepared_assistant, self.task)
         elif self.assistant.table is not None:
-            other = load_table(self.assistant.table, self.task)
+            other = load_assistant(self.assistant.table, self.task)
         self.assistant_logprobs = torch.zeros_like(table.logprobs)
         if other is not None:
             self.assistant_logprobs = table.add_assistant(other)

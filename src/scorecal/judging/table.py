@@ -126,6 +126,14 @@ def load_table(name: str, task: Task) -> Table:
     )
 
 
+def load_assistant(name: str, task: Task) -> Table:
+    """`load_table`, with errors that say whose table it is."""
+    try:
+        return load_table(name, task)
+    except ValueError as error:
+        raise ValueError(f"the assistant: {error}") from None
+
+
 def table_from_store(store: Store, task: Task) -> Table:
     """A finished store's judgements on the task's scale."""
     manifest = store.manifest()
