@@ -58,6 +58,8 @@ class Method(NamedTuple):
     answer: Callable[[DevSets], Answers]
     transductive: bool = False
     """It reads the test items' log-probabilities, not their gold."""
+    start: Callable[[DevSets], Answers] | None = None
+    """Where a learning curve starts, without any scored item; None: it can't say anything."""
 
 
 def scored(

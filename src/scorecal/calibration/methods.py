@@ -213,8 +213,8 @@ def methods(table: Table) -> list[Method]:
     found: list[Method] = []
     for temperature in (1.0, VANILLA):
         shown = f"{temperature:g}"
-        name = "raw" if temperature == 1 else "vanilla"
-        found.append(Method(name, shown, _shifted("none", temperature)))
+        name, own = "raw" if temperature == 1 else "vanilla", _shifted("none", temperature)
+        found.append(Method(name, shown, own, start=own))
         if "content_free" in table.evidence:
             found.append(Method("CC", shown, _shifted("content_free", temperature)))
         if "sampled" in table.evidence:
@@ -230,10 +230,12 @@ def methods(table: Table) -> list[Method]:
                     found.append(Method(f"{name}, T on l alone", shown, placed))
     found.append(Method("greedy", "–", greedy))
     default = head(with_known_prior(HeadSettings(), table))
-    found.append(Method("temperature only", "learned", head(TEMPERATURE_ONLY)))
-    found.append(Method("default head", "learned", default))
+    tempered = head(TEMPERATURE_ONLY)
+    found.append(Method("temperature only", "learned", tempered, start=tempered))
+    found.append(Method("default head", "learned", default, start=default))
     if not table.censored.any() and len(table.values) <= MOST_MIXED:
-        found += [Method(name, "learned", with_mixing(name)) for name in ("head with M", "auto")]
+        for name in ("head with M", "auto"):
+            found.append(Method(name, "learned", with_mixing(name), start=default))
     return [
         *found,
         *contrast_methods(table, VANILLA),
@@ -257,4 +259,5 @@ def shrinkage_arms(table: Table) -> Iterator[Method]:
     for name, prior in targets.items():
         source = "random_task" if prior == "permuted" else prior
         if source in ("none", "batch") or source in table.evidence:
-            yield Method(name, "learned", head(HeadSettings(prior=prior)))  # type: ignore[arg-type]
+            arm = head(HeadSettings(prior=prior))  # type: ignore[arg-type]
+            yield Method(name, "learned", arm, start=arm)

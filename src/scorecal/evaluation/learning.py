@@ -13,15 +13,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from scorecal.calibration.head import HeadSettings
-from scorecal.calibration.methods import (
-    Answers,
-    DevSets,
-    Method,
-    head,
-    methods,
-    shrinkage_arms,
-)
+from scorecal.calibration.dev_sets import Answers, DevSets, Method
+from scorecal.calibration.methods import methods, shrinkage_arms
 from scorecal.evaluation.compare import HIGHER_IS_BETTER, Case
 from scorecal.evaluation.evidence import numbered_groups
 from scorecal.evaluation.intervals import interval
@@ -34,8 +27,8 @@ _METRICS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "spearman": spearman,
     "mse": mean_squared_error,
 }
-_WITHOUT_LABELS = ("raw", "shrink", "temperature only")
-_LEFT_OUT = ("vanilla", "CC", "DC", "batch", "Deb-R", "default head")  # it is "shrink to B"
+# They learn nothing but a λ, for which Deb-T stands.
+_LEFT_OUT = ("vanilla", "CC", "DC", "batch", "Deb-R", "greedy", "generated")
 
 
 class Draws(NamedTuple):
@@ -73,7 +66,9 @@ def learning_methods(case: Case) -> list[Method]:
     usual = [
         method
         for method in methods(case.table)
-        if method.temperature != "0.2" and not method.name.startswith(_LEFT_OUT)
+        if method.temperature != "0.2"
+        and not method.name.startswith(_LEFT_OUT)
+        and method.name != "default head"  # one of the arms
     ]
     return [*shrinkage_arms(case.table), *usual]
 
@@ -100,7 +95,8 @@ def learning_record(case: Case, *, draws: int, resamples: int, seed: int) -> dic
     for size, train in zip(drawn.sizes, drawn.train, strict=True):
         sets = DevSets(case.table, train, case.sets.folds, seed)
         for method in tracked(learning_methods(case), f"learning curve, {size} items"):
-            answers = _answers(method, sets, size)
+            answering = method.answer if size else method.start
+            answers = answering and answering(sets)
             for name, metric in _METRICS.items():
                 point, sample = _tested(case, drawn, answers, metric, weights, picked)
                 points[name].setdefault(method.name, []).append(point)
@@ -129,15 +125,6 @@ def learning_record(case: Case, *, draws: int, resamples: int, seed: int) -> dic
                 points[name], of_size, name, case
             )
     return record
-
-
-def _answers(method: Method, sets: DevSets, size: int) -> Answers | None:
-    """A method's answers; None where it can say nothing without labels."""
-    if size:
-        return method.answer(sets)
-    if method.name in ("auto", "head with M"):  # their start
-        return head(HeadSettings())(sets) if "random_task" in sets.table.evidence else None
-    return method.answer(sets) if method.name.startswith(_WITHOUT_LABELS) else None
 
 
 def _tested(
