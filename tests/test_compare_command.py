@@ -55,6 +55,20 @@ def test_the_same_comparison_gives_the_same_bytes(store, command, tmp_path):
     assert files == {path.name: path.read_bytes() for path in (tmp_path / "one").iterdir()}
 
 
+def test_data_that_is_typed_holds_for_all_configs(store, command, tmp_path):
+    given = ("--config", config(store, tmp_path), "--resamples", 100, "--draws", 0)
+    finished = command("compare", *given, "--data.folds.outer=4", "--data.task.name", "own")
+    assert finished.status == 0, finished.err
+    tasks = json.loads((tmp_path / "compare/tables.json").read_text())["tasks"]
+    assert [case["splits"] for case in tasks["own"]] == [4]
+    finished = command("compare", "--data.task.scale", "1-9", *given)
+    assert finished.status == 2
+    assert "not '1-9'" in finished.err
+    finished = command("compare", *given, "--data.task.scales", "1-9")
+    assert finished.status == 2
+    assert "data.task.scales" in finished.err
+
+
 def test_further_judges_are_further_tables(store, command, tmp_path):
     twins = [shutil.copytree(store, tmp_path / name / "twin") for name in ("one", "two")]
     finished = command(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scorecal.commands import compare_parser, read_data, report_parser
+from scorecal.commands import read_comparison, report_parser
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -26,8 +26,7 @@ def test_a_documented_command_is_understood(line: str, command) -> None:
     _, _, typed = line.partition(" train ") if "train" in line else line.partition(" ")
     arguments = shlex.split(typed, comments=True)
     if arguments[0] == "compare":  # no single config to print
-        for config in compare_parser().parse_args(arguments[1:]).config:
-            assert read_data(config).task.name
+        assert all(data.task.name for data in read_comparison(arguments[1:])[1])
         return
     if arguments[0] == "report":  # nor any
         assert report_parser().parse_args(arguments[1:]).runs

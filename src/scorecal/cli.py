@@ -532,12 +532,12 @@ def main(arguments: list[str] | None = None) -> None:
     set_quiet(False)
     try:
         typed = given[1:] if arguments is None else given
-        if typed and typed[0] in _SEVERAL:
-            _SEVERAL[typed[0]](typed[1:])
-            return
         for word in typed:
             if (value := word.partition("=")[2] if word.startswith("--") else word)[:1] == "{":
                 refuse_repeated_keys(f"argument {value!r}", value)
+        if typed and typed[0] in _SEVERAL:
+            _SEVERAL[typed[0]](typed[1:])
+            return
         run_cli(arguments)
         return
     except (ValueError, ArgumentError, MisconfigurationException) as error:

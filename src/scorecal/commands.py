@@ -7,11 +7,12 @@ import os
 import re
 import shlex
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser
+from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
 
 from scorecal import resources
 from scorecal.calibration.data import Assistant, ScoreData
@@ -124,7 +125,8 @@ def compare_parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="compare",
         exit_on_error=False,
-        description="Every method on every judge and task: tables, figures, learning curves.",
+        description="Every method on every judge and task: tables, figures, learning curves. "
+        "`--data.…`, as of `fit`, holds for all configs: `--data.task.gold fluency`.",
     )
     parser.add_argument(
         "-c", "--config", nargs="+", action="extend", required=True, type=str,
@@ -182,9 +184,22 @@ def _output_folder(named: str, *files: str) -> Path:
     return folder
 
 
+def read_comparison(arguments: list[str]) -> tuple[Namespace, list[ScoreData]]:
+    """What `compare` was given, and the data of its configs with the changes that were typed."""
+    own: list[str] = []
+    changes: list[str] = []
+    words = own
+    for word in arguments:
+        if word.startswith("--") or word == "-c":  # its values follow
+            words = changes if word.startswith("--data.") else own
+        words.append(word)
+    given = compare_parser().parse_args(own)
+    return given, [read_data(name, changes) for name in given.config]
+
+
 def run_compare(arguments: list[str]) -> None:
     """Write `tables.md`, `tables.json` and the figures of a comparison."""
-    given = compare_parser().parse_args(arguments)
+    given, sources = read_comparison(arguments)
     set_quiet(given.quiet)
     for name, (low, high) in _BOUNDS.items():
         if not low <= getattr(given, name) <= high:
@@ -192,7 +207,7 @@ def run_compare(arguments: list[str]) -> None:
                 f"`--{name}` must lie within {low:,} and {high:,}, got {getattr(given, name)}."
             )
     folder = _output_folder(given.output, "tables.md", "tables.json")
-    cases = _cases(given.config, given.table, given.assistant, given.seed)
+    cases = _cases(sources, given.table, given.assistant, given.seed)
     folder.mkdir(parents=True, exist_ok=True)  # a place that can't be written shows here
     for partial in folder.glob(".*.partial"):  # of a run that was killed
         partial.unlink()
@@ -257,14 +272,13 @@ def _without_nan(value: Any) -> Any:
 
 
 def _cases(
-    configs: list[str], tables: list[str], assistants: list[str], seed: int
+    sources: list[ScoreData], tables: list[str], assistants: list[str], seed: int
 ) -> list[list[Case]]:
     """Every config's own table, and the further ones of its task; each on all scales of the task.
 
     Raises:
         ValueError: two configs name one task, a table belongs to none of them, or can't be divided.
     """
-    sources = [read_data(name) for name in configs]
     names = [data.task.name for data in sources]
     for name in names:
         if names.count(name) > 1:
@@ -354,11 +368,16 @@ def _config_parser() -> ArgumentParser:
     return parser
 
 
-def read_data(config: str) -> ScoreData:
-    """The data that a config describes; its model and trainer are not looked at."""
+def read_data(config: str, changes: Sequence[str] = ()) -> ScoreData:
+    """The data that a config describes; its model and trainer are not looked at.
+
+    Args:
+        config: a file, or the name of a shipped one.
+        changes: arguments of `--data`, as they are typed.
+    """
     parser = _config_parser()
     parser.add_argument("--model", type=Any)
-    return parser.instantiate_classes(parser.parse_args(["--config", config])).data
+    return parser.instantiate_classes(parser.parse_args(["--config", config, *changes])).data
 
 
 def _read_run_config(config: str) -> tuple[ScoreData, Calibration]:
