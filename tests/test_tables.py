@@ -20,10 +20,26 @@ from scorecal.judging.transformers import TransformersJudge
 FOLDER = Path(scorecal.__file__).parent / "tables"
 TABLES = sorted(path.name for path in FOLDER.iterdir() if path.is_dir())
 CONFIGS = {
-    "stsb": "sts", "semrel": "str", "summeval": "summ", "helpsteer2": "align", "hanna": "story",
-    "stsb-ranges": "sts_ranges",
-}  # fmt: skip
-ITEMS = {"stsb": (1500, 1379), "semrel": (250, 2600), "stsb-ranges": (200, 600)}
+    "stsb": ["sts"],
+    "semrel": ["str"],
+    "summeval": ["summ"],
+    "helpsteer2": ["align"],
+    "hanna": ["story"],
+    "stsb-ranges": ["sts_ranges"],
+    "semrel-ranges": ["str_ranges"],
+    "summeval-coherence-ranges": ["summ_ranges"],
+    "summeval-relevance-ranges": ["summ_ranges", "--data.task.gold=relevance"],
+    "summeval-consistency-ranges": ["summ_ranges", "--data.task.gold=consistency"],
+    "summeval-coherence-rubric": ["summ_rubric"],
+    "hanna-engagement-rubric": ["story_rubric"],
+    "vicuna-rubric": ["rubric"],
+}
+ITEMS = {
+    "stsb": (1500, 1379),
+    "semrel": (250, 2600),
+    "stsb-ranges": (200, 600),
+    "semrel-ranges": (150, 450),
+}
 STS = read_data("sts.yaml").task
 
 
@@ -34,7 +50,8 @@ def kind_of(name: str) -> str:
 
 def task_of(name: str) -> Task:
     """The task of a table, on all its scales."""
-    return read_data(f"{CONFIGS[kind_of(name)]}.yaml").task
+    config, *changes = CONFIGS[kind_of(name)]
+    return read_data(f"{config}.yaml", changes).task
 
 
 def test_the_default_table_ships() -> None:
