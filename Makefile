@@ -23,13 +23,14 @@ check: $(VENV)/ready
 
 # Three minutes with DRAWS=0, which leaves the learning curves out.
 DRAWS ?= 50
+SMALLER := qwen2.5-coder-0.5b-gguf smollm2-135m-gguf
 results: $(VENV)/ready
 	$(RUN) -m train compare --config sts.yaml str.yaml summ.yaml align.yaml story.yaml \
 	  --table stsb-qwen2.5-coder-0.5b-gguf semrel-qwen2.5-coder-1.5b-gguf \
 	  summeval-coherence-qwen2.5-coder-1.5b-gguf --draws $(DRAWS) --output results
-	$(RUN) -m train compare --config sts_ranges.yaml \
-	  --table stsb-ranges-qwen2.5-coder-0.5b-gguf stsb-ranges-smollm2-135m-gguf \
-	  --assistant stsb-ranges-qwen2.5-coder-0.5b-gguf stsb-ranges-smollm2-135m-gguf \
+	$(RUN) -m train compare --config sts_ranges.yaml str_ranges.yaml \
+	  --table $(foreach data,stsb semrel,$(addprefix $(data)-ranges-,$(SMALLER))) \
+	  --assistant $(foreach data,stsb semrel,$(addprefix $(data)-ranges-,$(SMALLER))) \
 	  --draws 0 --output results/ranges
 
 wheel: $(VENV)/ready

@@ -74,6 +74,18 @@ def test_mean_gain_and_spread_over_the_scales(cases, record):
     assert vanilla["relative_gain"]["estimate"] == pytest.approx(
         vanilla["mean"]["estimate"] / raw - 1
     )
+    # A contrast is held against the same way of answering without it.
+    (name,) = (
+        row["name"]
+        for row in record["methods"]
+        if row["name"].startswith("contrast")
+        and row["temperature"] == "0.2"
+        and "shared" not in row["name"]
+    )
+    contrast = of(record, name, "0.2")["figures"]["spearman"]
+    assert contrast["relative_gain"]["estimate"] == pytest.approx(
+        contrast["mean"]["estimate"] / vanilla["mean"]["estimate"] - 1
+    )
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def ranges_record(cases: Sequence[Case], *, seed: int, resamples: int) -> dict[s
             found[names].append(_OnScale(figures, samples, row.answers))
     records = []
     for (name, temperature), rows in found.items():
-        against = _baseline(name)
+        against = _baseline(name, temperature)
         records.append(
             {
                 "name": name,
@@ -94,11 +94,13 @@ def ranges_record(cases: Sequence[Case], *, seed: int, resamples: int) -> dict[s
     }
 
 
-def _baseline(name: str) -> tuple[str, str]:
-    """What a method's gain is against: raw, or the same way of answering without contrast."""
+def _baseline(name: str, temperature: str) -> tuple[str, str]:
+    """What a method's gain is against: raw, or of a contrast the same way of answering without."""
     for way in ("greedy", "generated"):
         if way in name:
             return way, "–"
+    if name.startswith("contrast") and temperature == f"{VANILLA:g}":
+        return "vanilla", temperature
     return "raw", "1"
 
 
