@@ -58,8 +58,7 @@ _MARKERS = "osD^vPX<>"
 _FIXED_LOOKS = {"raw": 0, "vanilla": 1, "Deb-R": 2, "Deb-T": 3, "calibrated": 4}
 GREY = "#888888"
 LIGHT = "#cfcfcf"
-_PANELS_A_ROW = 3
-_PANEL_WIDTHS = {1: 4.6, 2: 4.2, 3: 3.4}  # inches, by panels in a row
+_PANEL_WIDTHS = {1: 4.6, 2: 4.2, 3: 3.4, 4: 2.6}  # inches, by panels in a row
 # Colours that follow the page in which an SVG stands.
 _PAGE_COLOURS = {
     "#000000": "currentColor",
@@ -158,14 +157,14 @@ def method_looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def panel_axes(
-    titles: Mapping[str, Any], *, height: float = 2.7, **shared: Any
+    titles: Mapping[str, Any], *, height: float = 2.7, columns: int = 3, **shared: Any
 ) -> tuple["matplotlib.figure.Figure", list[Any]]:
-    """One titled axes a panel, three in a row."""
+    """One titled axes a panel, so many in a row; three, if they are too many for a row."""
     from matplotlib.figure import Figure
 
     if not titles:
         raise ValueError("a figure needs at least one panel, got none.")
-    columns = min(len(titles), _PANELS_A_ROW)
+    columns = min(len(titles), columns if columns in _PANEL_WIDTHS else 3)
     rows = math.ceil(len(titles) / columns)
     width = _PANEL_WIDTHS[columns]
     names = [textwrap.fill(title, round(11 * (width - 0.5))) for title in titles]
@@ -234,10 +233,11 @@ def from_zero(axes: Sequence[Any]) -> None:
 
 def describe_axes(axes: Sequence[Any], xlabel: str, ylabel: str) -> None:
     """Name x under the lowest panels and y beside the first of each row."""
+    columns = axes[0].get_gridspec().ncols
     for index, axis in enumerate(axes):
-        if index % _PANELS_A_ROW == 0:
+        if index % columns == 0:
             axis.set_ylabel(textwrap.fill(ylabel, 28))
-        if index + _PANELS_A_ROW >= len(axes):
+        if index + columns >= len(axes):
             axis.set_xlabel(xlabel)
 
 

@@ -151,13 +151,14 @@ def score_share_figure(
     labels: Sequence[str] | Mapping[str, Sequence[str]],
     *,
     title: str,
+    columns: int = 3,
 ) -> "matplotlib.figure.Figure":
     """Share of gold scores (key `gold`, bars) beside methods' mean probabilities (figure 4).
 
     Labels are those of all panels, or each panel's own (paper 2, figure 2).
     """
     looks = method_looks([name for name in series_names(panels) if name != "gold"])
-    figure, axes = panel_axes(panels, sharey=True)
+    figure, axes = panel_axes(panels, columns=columns, sharey=True)
     for axis, (panel, series) in zip(axes, panels.items(), strict=True):
         for name, probs in series.items():
             if name == "gold":
@@ -176,9 +177,10 @@ def label_logit_figure(
     labels: Mapping[str, Sequence[str]],
     *,
     title: str,
+    columns: int = 3,
 ) -> "matplotlib.figure.Figure":
     """Next-token logit of each label (mean, quartiles) over the items (paper 2, figure 3)."""
-    figure, axes = panel_axes(panels)
+    figure, axes = panel_axes(panels, columns=columns)
     for axis, (panel, triples) in zip(axes, panels.items(), strict=True):
         mean, low, high = (finite(values) for values in zip(*triples, strict=True))
         axis.fill_between(range(len(mean)), low, high, color=COLOURS[2], alpha=0.2, linewidth=0,

@@ -38,7 +38,7 @@ def range_parts(task: str, records: list[Record]) -> list[Block]:
             )
             break
     parts.append(
-        "Mean: over the ranges. Relative gain: of that mean, over raw; of contrasts at T = 0.2, and "
+        "Mean: over the ranges. Relative gain: of that mean, over raw; of contrasts at T = 0.2 and "
         "of greedy and generated answers, over the same without contrast. Spread: the largest "
         "minus the smallest figure over the ranges, never below 0. A point of the contrast that is "
         "shared across ranges is the one of best mean dev Spearman."
@@ -128,6 +128,7 @@ def _points(record: Record) -> Grid:
 def range_figures(task: str, records: list[Record]) -> Iterable[tuple[str, Any]]:
     """A task's figures by the names of their files, without the task's."""
     shares, labels, logits = {}, {}, {}
+    columns = len(records[0]["scales"])  # a row a judge
     for record in records:
         for at, scale in enumerate(record["scales"]):
             panel = f"{record['title']}, {scale}"
@@ -138,14 +139,20 @@ def range_figures(task: str, records: list[Record]) -> Iterable[tuple[str, Any]]
     yield (
         "range_shares",
         figures.score_share_figure(
-            shares, labels, title=f"{task}: answers over the score ranges, on test"
+            shares,
+            labels,
+            title=f"{task}: answers over the score ranges, on test",
+            columns=columns,
         ),
     )
     if logits:
         yield (
             "range_logits",
             figures.label_logit_figure(
-                logits, labels, title=f"{task}: label logits over the score ranges, on test"
+                logits,
+                labels,
+                title=f"{task}: label logits over the score ranges, on test",
+                columns=columns,
             ),
         )
     for record in records:
