@@ -23,15 +23,15 @@ check: $(VENV)/ready
 
 # Three minutes with DRAWS=0, which leaves the learning curves out.
 DRAWS ?= 50
-SMALLER := qwen2.5-coder-0.5b-gguf smollm2-135m-gguf
+ASSISTANTS := $(foreach data,stsb semrel,$(addprefix $(data)-ranges-,qwen2.5-coder-0.5b-gguf \
+  smollm2-135m-gguf)) summeval-coherence-ranges-qwen2.5-coder-0.5b-gguf
 results: $(VENV)/ready
 	$(RUN) -m train compare --config sts.yaml str.yaml summ.yaml align.yaml story.yaml \
 	  --table stsb-qwen2.5-coder-0.5b-gguf semrel-qwen2.5-coder-1.5b-gguf \
 	  summeval-coherence-qwen2.5-coder-1.5b-gguf --draws $(DRAWS) --output results
-	$(RUN) -m train compare --config sts_ranges.yaml str_ranges.yaml \
-	  --table $(foreach data,stsb semrel,$(addprefix $(data)-ranges-,$(SMALLER))) \
-	  --assistant $(foreach data,stsb semrel,$(addprefix $(data)-ranges-,$(SMALLER))) \
-	  --draws 0 --output results/ranges
+	$(RUN) -m train compare --config sts_ranges.yaml str_ranges.yaml summ_ranges.yaml \
+	  --table $(ASSISTANTS) --assistant $(ASSISTANTS) --draws 0 --output results/ranges
+	$(RUN) -m train compare --config summ_rubric.yaml --draws 0 --output results/rubric
 
 wheel: $(VENV)/ready
 	$(RUN) -m build --wheel
