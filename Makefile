@@ -21,7 +21,7 @@ check: $(VENV)/ready
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 
-# Three minutes with DRAWS=0, which leaves the learning curves out.
+# DRAWS=0 leaves the learning curves out, which take most of the time.
 DRAWS ?= 50
 ASSISTANTS := $(foreach data,stsb semrel,$(addprefix $(data)-ranges-,qwen2.5-coder-0.5b-gguf \
   smollm2-135m-gguf)) summeval-coherence-ranges-qwen2.5-coder-0.5b-gguf

@@ -160,7 +160,7 @@ def test_positions_are_bars_with_intervals_beside_the_uniform_line():
         ends = [list(line.get_ydata()) for line in axis.lines if "95" in line.get_label()]
         assert ends == [[0.4, 0.6], [0.1, 0.3], [0.2, 0.4]]
         assert [text.get_text() for text in axis.get_xticklabels()] == ["1", "2", "3"]
-        assert [text.get_text() for text in axis.texts] == ["V = 0.260, p = 0.0005"]
+        assert [text.get_text() for text in axis.texts] == ["V = 0.260, p < 0.001"]
         assert axis.get_ylim()[0] == 0
         assert axis.get_xlabel() == "Position in the rubric"
     assert set(legend(figure)) == {"mean probability", "95 % interval", "uniform"}

@@ -137,7 +137,8 @@ def position_figure(
         if axis is axes[0]:  # all share its y
             axis.set_ylim(0, 1.16 * axis.get_ylim()[1])  # room for V
         known = not math.isnan(shares.association + shares.p)
-        figures = f"V = {shares.association:.3f}, p = {shares.p:.4f}" if known else "undefined"
+        p = f"p = {shares.p:.3f}" if shares.p >= 0.001 else "p < 0.001"
+        figures = f"V = {shares.association:.3f}, {p}" if known else "undefined"
         axis.text(
             *(0.98, 0.97, figures), transform=axis.transAxes, ha="right", va="top", fontsize=8.5,
         )  # fmt: skip

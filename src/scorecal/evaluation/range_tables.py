@@ -39,9 +39,10 @@ def range_parts(task: str, records: list[Record]) -> list[Block]:
             break
     parts.append(
         "Mean: over the ranges. Relative gain: of that mean, over raw; of contrasts at T = 0.2 and "
-        "of greedy and generated answers, over the same without contrast. Spread: the largest "
-        "minus the smallest figure over the ranges, never below 0. A point of the contrast that is "
-        "shared across ranges is the one of best mean dev Spearman."
+        "of greedy and generated answers, over the same without contrast; none where what it is "
+        "over is not reliably above 0. Spread: the largest minus the smallest figure over the "
+        "ranges, never below 0. A point of the contrast that is shared across ranges is the one of "
+        "best mean dev Spearman."
     )
     for record in records:
         for metric, title in _METRICS.items():

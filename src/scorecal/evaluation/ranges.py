@@ -125,7 +125,8 @@ def _over_scales(
 ) -> dict[str, Any]:
     """Figures of each scale, their mean, its relative gain over a baseline, and their spread.
 
-    The spread is the largest minus the smallest figure over the scales.
+    The spread is the largest minus the smallest figure over the scales. Over a mean that is not
+    reliably above 0 there is no gain.
     """
     points = torch.tensor([row.figures[metric].estimate for row in rows], dtype=torch.float64)
     base = torch.tensor([row.figures[metric].estimate for row in baseline], dtype=torch.float64)
@@ -141,14 +142,17 @@ def _over_scales(
     estimates = summed(points, base)
     drawn = summed(samples, base_samples) if resampled else (nothing,) * 3
     mean, gain, spread = (
-        interval(point.item(), sample, groups)._asdict()
+        interval(point.item(), sample, groups)
         for point, sample in zip(estimates, drawn, strict=True)
     )
+    # A share of what may be nothing, or less, says nothing.
+    if not resampled or not interval(base.mean().item(), base_samples.mean(0), groups).low > 0:
+        gain = Interval(math.nan, math.nan, math.nan)
     return {
         "scales": [row.figures[metric]._asdict() for row in rows],
-        "mean": mean,
-        "relative_gain": gain,
-        "spread": spread,
+        "mean": mean._asdict(),
+        "relative_gain": gain._asdict(),
+        "spread": spread._asdict(),
     }
 
 
