@@ -119,10 +119,16 @@ def load_table(name: str, task: Task) -> Table:
         return table_from_store(Store(folder), task)
     if Path(name).suffix in (".jsonl", ".csv", ".parquet"):
         return table_from_file(Path(name), task)
-    shipped = ", ".join(resources.names("tables", "*-*")) or "none"
+    of_task = [
+        shipped
+        for shipped in resources.names("tables", "*-*")
+        if (folder := resources.find("tables", shipped, Path.is_dir)) is not None
+        and Store(folder).manifest()["task"] == task.name
+    ]
     raise ValueError(
-        f"no table {name!r}. Set `--data.table` to a store folder, a file of log-probabilities "
-        f"or a shipped table ({shipped}), or name a judge with `--data.judge.model`."
+        f"no table {name!r}. Set `--data.table` to a store folder, a file of log-probabilities or "
+        f"a shipped table (of {task.name!r}: {', '.join(of_task) or 'none'}), or name a judge with "
+        "`--data.judge.model`."
     )
 
 
