@@ -31,6 +31,9 @@ results: $(VENV)/ready
 	  summeval-coherence-qwen2.5-coder-1.5b-gguf --draws $(DRAWS) --output results
 	$(RUN) -m train compare --config sts_ranges.yaml str_ranges.yaml summ_ranges.yaml \
 	  --table $(ASSISTANTS) --assistant $(ASSISTANTS) --draws 0 --output results/ranges
+	$(RUN) -m train compare --config summ_ranges.yaml --data.task.gold relevance --draws 0 \
+	  --data.table summeval-relevance-ranges-qwen2.5-coder-0.5b-gguf \
+	  --output results/ranges/relevance
 	$(RUN) -m train compare --config summ_rubric.yaml --draws 0 --output results/rubric
 
 wheel: $(VENV)/ready
