@@ -38,7 +38,7 @@ from scorecal.judging.elicit import STORES, refuse_other_identity
 from scorecal.judging.records import read_records, replacing
 from scorecal.judging.store import Store
 from scorecal.judging.table import Table, load_assistant, table_from_store
-from scorecal.judging.task import Task, load_items
+from scorecal.judging.task import load_items
 from scorecal.progress import notice, set_quiet
 
 _SECTIONS = {
@@ -302,6 +302,10 @@ def _cases(
         of_task: list[list[Case]] = []
         data.needs_test = True
         data.prepare_data()
+        others = {
+            scale: [load_assistant(name, task.on(scale)) for name in subtracted[task.name]]
+            for scale in scales
+        }
         for name in ["", *further[task.name]]:
             if name:
                 data.use_table(name)
@@ -310,7 +314,7 @@ def _cases(
                 data.task = task
                 data.use_scale(scale)
                 data.setup("fit")
-                _assist(data.read(), subtracted[task.name], data.task)
+                _assist(data.read(), others[scale])
                 on_scales.append(Case.of(task.name, data.read(), data.folds, seed, scale))
             title = on_scales[0].judge
             if (names_known := [other[0].judge for other in of_task]).count(title):
@@ -347,11 +351,10 @@ def _of_tasks(option: str, tables: list[str], names: list[str]) -> dict[str, lis
     return found
 
 
-def _assist(table: Table, assistants: list[str], task: Task) -> None:
+def _assist(table: Table, assistants: list[Table]) -> None:
     """Let a judge be contrasted with all assistants but itself."""
-    for name in assistants:
-        other = load_assistant(name, task)
-        alone = {key: value for key, value in table.identity.items() if key != "assistant"}
+    alone = {key: value for key, value in table.identity.items() if key != "assistant"}
+    for other in assistants:
         if other.identity != alone:
             table.add_assistant(other)
 

@@ -83,6 +83,13 @@ class Contrast(NamedTuple):
     temperature: float = 1.0
     greedy: bool = False
 
+    @property
+    def baseline(self) -> tuple[str, str]:
+        """The method that answers the same way without contrast."""
+        if self.greedy:
+            return "greedy", "–"
+        return ("raw", "1") if self.temperature == 1 else ("vanilla", f"{self.temperature:g}")
+
     def scores(
         self, logits: Float[Tensor, "points items levels"], table: Table
     ) -> Float[Tensor, "points items"]:
@@ -141,7 +148,9 @@ def contrast_methods(table: Table, vanilla: float) -> list[Method]:
     found = []
     for name in table.assistants:
         for (title, temperature), contrast in contrasts(name, vanilla).items():
-            found.append(Method(title, temperature, contrast.chosen_on_dev))
+            found.append(
+                Method(title, temperature, contrast.chosen_on_dev, baseline=contrast.baseline)
+            )
         for title, settings in composed(table).items():
             found.append(Method(title.format(name), "learned", head(settings, name)))
     return found

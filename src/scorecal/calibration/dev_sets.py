@@ -60,6 +60,8 @@ class Method(NamedTuple):
     """It reads the test items' log-probabilities, not their gold."""
     start: Callable[[DevSets], Answers] | None = None
     """Where a learning curve starts, without any scored item; None: it can't say anything."""
+    baseline: tuple[str, str] = ("raw", "1")
+    """Name and temperature of the method that its relative gain over score ranges is against."""
 
 
 def scored(

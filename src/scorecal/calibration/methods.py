@@ -228,7 +228,7 @@ def methods(table: Table) -> list[Method]:
                 if temperature != 1:
                     placed = debiased(kind, temperature=temperature, temperature_on="logits")
                     found.append(Method(f"{name}, T on l alone", shown, placed))
-    found.append(Method("greedy", "–", greedy))
+    found.append(Method("greedy", "–", greedy, baseline=("greedy", "–")))
     default = head(with_known_prior(HeadSettings(), table))
     tempered = head(TEMPERATURE_ONLY)
     found.append(Method("temperature only", "learned", tempered, start=tempered))
@@ -236,10 +236,15 @@ def methods(table: Table) -> list[Method]:
     if not table.censored.any() and len(table.values) <= MOST_MIXED:
         for name in ("head with M", "auto"):
             found.append(Method(name, "learned", with_mixing(name), start=default))
+    own_words = [_ANSWERS[kind] for kind in table.generated]
+    answered = [
+        Method(name, "–", _own_answers(kind), baseline=(own_words[0], "–"))
+        for name, kind in zip(own_words, table.generated, strict=True)
+    ]
     return [
         *found,
         *contrast_methods(table, VANILLA),
-        *(Method(_ANSWERS[kind], "–", _own_answers(kind)) for kind in table.generated),
+        *answered,
         Method("ordinal", "–", _ordinal),
         Method("ridge regression", "–", _ridge),
         Method("isotonic", "–", _isotonic),

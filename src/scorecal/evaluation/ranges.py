@@ -50,8 +50,9 @@ def ranges_record(cases: Sequence[Case], *, seed: int, resamples: int) -> dict[s
     draws = fold_draws(first.test.double(), drawn)
     documents = _Documents.of(first, drawn)
     found: dict[tuple[str, str], list[_OnScale]] = {}
-    for names, answering in tracked(_methods(cases), "methods on all scales"):
-        found[names] = []
+    compared = _methods(cases)
+    for answering in tracked(compared, "methods on all scales"):
+        on_scales = []
         for case, method in zip(cases, answering, strict=True):
             row = row_of(case, method, draws, _POOLED)
             figures, samples = dict(row.figures), dict(row.samples)
@@ -59,17 +60,18 @@ def ranges_record(cases: Sequence[Case], *, seed: int, resamples: int) -> dict[s
                 own, drawn_own = documents.figures(row.answers.score)
                 figures |= own
                 samples |= drawn_own
-            found[names].append(_OnScale(figures, samples, row.answers))
+            on_scales.append(_OnScale(figures, samples, row.answers))
+        found[answering[0].name, answering[0].temperature] = on_scales
     records = []
-    for (name, temperature), rows in found.items():
-        against = _baseline(name, temperature)
+    for method, *_ in compared:
+        rows, baseline = found[method.name, method.temperature], found[method.baseline]
         records.append(
             {
-                "name": name,
-                "temperature": temperature,
+                "name": method.name,
+                "temperature": method.temperature,
                 "settings": [row.answers.settings for row in rows],
                 "figures": {
-                    metric: _over_scales(metric, rows, found[against], first.groups)
+                    metric: _over_scales(metric, rows, baseline, first.groups)
                     for metric in rows[0].figures
                 },
             }
@@ -94,29 +96,17 @@ def ranges_record(cases: Sequence[Case], *, seed: int, resamples: int) -> dict[s
     }
 
 
-def _baseline(name: str, temperature: str) -> tuple[str, str]:
-    """What a method's gain is against: raw, or of a contrast the same way of answering without."""
-    for way in ("greedy", "generated"):
-        if way in name:
-            return way, "–"
-    if name.startswith("contrast") and temperature == f"{VANILLA:g}":
-        return "vanilla", temperature
-    return "raw", "1"
-
-
-def _methods(cases: Sequence[Case]) -> list[tuple[tuple[str, str], list[Method]]]:
-    """Each method's name and temperature, and what answers for it on each scale."""
+def _methods(cases: Sequence[Case]) -> list[list[Method]]:
+    """Each method, as it answers on each scale."""
     of_scales = [methods(case.table) for case in cases]
-    found = [
-        ((same[0].name, same[0].temperature), list(same))
-        for same in zip(*of_scales, strict=True)
-        if same[0].name not in _LEFT_OUT
-    ]
+    found = [list(same) for same in zip(*of_scales, strict=True) if same[0].name not in _LEFT_OUT]
     sets = [case.sets for case in cases]
     for assistant in cases[0].table.assistants:
         for (name, temperature), contrast in contrasts(assistant, VANILLA).items():
-            method = Method(name + _SHARED, temperature, shared(contrast, sets))
-            found.append(((method.name, temperature), [method] * len(cases)))
+            method = Method(
+                name + _SHARED, temperature, shared(contrast, sets), baseline=contrast.baseline
+            )
+            found.append([method] * len(cases))
     return found
 
 
