@@ -31,10 +31,15 @@ results: $(VENV)/ready
 	  summeval-coherence-qwen2.5-coder-1.5b-gguf --draws $(DRAWS) --output results
 	$(RUN) -m train compare --config sts_ranges.yaml str_ranges.yaml summ_ranges.yaml \
 	  --table $(ASSISTANTS) --assistant $(ASSISTANTS) --draws 0 --output results/ranges
-	$(RUN) -m train compare --config summ_ranges.yaml --data.task.gold relevance --draws 0 \
-	  --data.table summeval-relevance-ranges-qwen2.5-coder-0.5b-gguf \
-	  --output results/ranges/relevance
-	$(RUN) -m train compare --config summ_rubric.yaml --draws 0 --output results/rubric
+	for aspect in relevance consistency; do \
+	  $(RUN) -m train compare --config summ_ranges.yaml --data.task.gold $$aspect --draws 0 \
+	    --data.table summeval-$$aspect-ranges-qwen2.5-coder-0.5b-gguf \
+	    --output results/ranges/$$aspect || exit 1; \
+	done
+	$(RUN) -m train compare --config summ_rubric.yaml story_rubric.yaml rubric.yaml --draws 0 \
+	  --output results/rubric
+	$(RUN) -m train compare --config summ_rubric.yaml --data.folds.outer 2 --draws 0 \
+	  --data.table summeval-coherence-rubric-qwen2.5-coder-1.5b-gguf --output results/rubric/1.5b
 
 wheel: $(VENV)/ready
 	$(RUN) -m build --wheel

@@ -111,13 +111,12 @@ def _one_order_parts(orders: Record) -> list[Block]:
     header = ["method", "orders an item", *_METRICS.values()]
     header += [f"{name}, difference from one order" for name in _METRICS.values()]
     shares = [
-        f"{estimate(share)} of the gain in {_METRICS[metric]}"
-        for metric, share in orders["recovered"].items()
+        f"{estimate(share)} in {_METRICS[metric]}" for metric, share in orders["recovered"].items()
     ]
     said = (
-        f"The position prior recovers {', '.join(shares)}, that the mean over all "
-        f"{len(orders['position_prior']['estimate'])} balanced orders gives. Gains that are not "
-        "reliable are left out."
+        f"Of what the mean over all {len(orders['position_prior']['estimate'])} balanced orders "
+        f"gains, the position prior keeps {', '.join(shares)}. Gains that are not reliable are "
+        "left out."
         if shares
         else "The mean over all balanced orders gains nothing reliable that could be recovered."
     )
