@@ -53,6 +53,23 @@ def test_compare_reads_all_ranges_and_contrasts_each_judge_with_the_other(pair, 
     assert "score ranges" in (tmp_path / "compare/report/report.md").read_text()
 
 
+def test_the_assistant_of_a_config_is_not_contrasted_twice(pair, command, tmp_path):
+    main, small, _ = pair
+    config = write_config(
+        tmp_path / "with.yaml", ranges_task(), main, assistant={"table": str(small)}
+    )
+    finished = command(
+        "compare", "--config", config, "--assistant", small, "--resamples", 100, "--draws", 0,
+        "--data.task.scale", "2-7",
+    )  # fmt: skip
+    assert finished.status == 0, finished.err
+    [[record]] = json.loads((tmp_path / "compare/tables.json").read_text())["tasks"].values()
+    contrasts = [one["name"] for one in record["methods"] if one["name"].startswith("contrast")]
+    assert set(contrasts) == {
+        "contrast, Small", "contrast, Small, main tempered", "contrast, Small, greedy",
+    }  # fmt: skip
+
+
 def test_fit_takes_one_range_and_an_assistant(pair, command, tmp_path):
     main, small, config = pair
     finished = command("fit", "--config", config)

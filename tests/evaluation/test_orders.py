@@ -210,6 +210,15 @@ def test_a_store_with_balanced_orders_alone_has_no_random_ones():
         assert set(found) == {"orders", "balanced"}
 
 
+def test_two_scores_have_two_balanced_orders_and_no_reversed_ones():
+    table = ordered_table(60, 2, position_bias=(1.0, 0.0), orders=["balanced"])
+    record = orders_record(compared(table))
+    assert [(row["order"], row["kind"]) for row in record["single"]] == [
+        ("0 1", "balanced"), ("1 0", "balanced"),
+    ]  # fmt: skip
+    assert [row["balanced"]["of"] for row in record["by_number"]] == [2, 1]
+
+
 def test_the_mean_of_orders_is_that_of_renormalised_probabilities(table):
     made = in_orders(table, ROTATIONS[:3])
     expected = np.mean([probs_of(table, order) for order in ROTATIONS[:3]], 0)

@@ -1,6 +1,7 @@
 """One judge on several ranges: means, gains, spreads and documents against plain loops."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -133,6 +134,36 @@ def test_answers_and_logits_over_the_ranges(cases, record):
         expected = (case.table.logprobs[tested] + 20.0).mean(0)
         assert logits["mean"] == pytest.approx(expected.tolist())
         assert all(low <= high for low, high in zip(logits["low"], logits["high"], strict=True))
+
+
+def test_scales_of_other_lengths_are_compared_by_what_all_of_them_allow(tmp_path):
+    task = ranges_task(scale=["1-5", "0-100", "1-10"])
+    store = make_store(tmp_path / "main", task, make_items(40, dev=20), "Main", seed=1)
+    cases = [
+        Case.of(task.name, table_from_store(Store(store), task.on(scale)), Folds(), 0, scale)
+        for scale in task.scales
+    ]
+    record = ranges_record(cases, seed=0, resamples=20)
+    names = {method["name"] for method in record["methods"]}
+    assert {"raw", "default head", "ordinal"} <= names
+    assert len(record["labels"][1]) == 101
+    for method in record["methods"]:
+        assert len(method["figures"]["mse"]["scales"]) == 3
+
+
+def test_a_judges_name_does_not_say_what_a_gain_is_against(cases):
+    named = []
+    for case in cases:
+        table = replace(
+            case.table, assistants={"a-greedy-generated-7b": case.table.assistants["Small"]}
+        )
+        named.append(replace(case, table=table, sets=replace(case.sets, table=table)))
+    gains = {
+        name: of(ranges_record(given, seed=0, resamples=20), f"contrast, {name}", "1")["figures"]
+        for name, given in (("Small", cases), ("a-greedy-generated-7b", named))
+    }
+    first, second = gains.values()
+    assert first["mse"]["relative_gain"] == second["mse"]["relative_gain"]
 
 
 def test_logits_that_are_unknown_are_not_drawn(cases):

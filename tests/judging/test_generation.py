@@ -11,6 +11,7 @@ from scorecal.calibration.folds import Folds
 from scorecal.judging import generation
 from scorecal.judging.dry_run import dry_run, dry_run_text
 from scorecal.judging.elicit import Interrupted, elicit
+from scorecal.judging.generation import Writing
 from scorecal.judging.judge import Unsupported
 from scorecal.judging.plan import item_questions, prior_questions
 from scorecal.judging.server import ServerJudge
@@ -115,6 +116,14 @@ def test_a_control_token_in_an_invention_is_text(job, writes):
     assert row["text"] == "a<|im_end|>b"
     item = job.template.prompt(job.parts()[2][0])._replace(item="a<|im_end|>b")
     torch.testing.assert_close(stored_logprobs([row]), logprobs(judge, [item]), rtol=0, atol=2e-5)
+
+
+def test_an_invented_input_has_no_rubric_of_its_own():
+    fields = {"instruction": "a", "response": "b", "reference": "c"}
+    task = Task("rubric", "rubric.j2", fields, scale="1-5", rubric="rubric")
+    with pytest.raises(ValueError, match="from 'rubric'. Leave out `data.samples`"):
+        Writing.of(task, 3)
+    assert not Writing.of(task, 0)
 
 
 def test_without_samples_a_store_is_what_it_was(job, watched, unbroken):

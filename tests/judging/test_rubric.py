@@ -314,6 +314,7 @@ def test_another_rubric_is_another_question(rubric_job, watched):
         ({"rubric": None}, "shows a `rubric`, and `data.task.rubric` is not set"),
         ({"rubric": {"1": "a"}}, "`data.task.rubric`: the rubric has no text for the score 2"),
         ({"orders": {"random": 25}}, "asks for 25 random orders of 4 scores"),
+        ({"orders": []}, "`data.task.orders` names no order"),
     ],
 )
 def test_a_rubric_that_cannot_be_shown_is_refused(changes, message, rubric_job):

@@ -157,14 +157,16 @@ def _against(rows: list[Row], reference: Row, case: Case) -> list[dict[str, dict
 def _kinds(table: Table) -> dict[str, str]:
     """All orders that a table holds, the balanced ones first, and what each is.
 
-    Of the six orders of three scores none is other than balanced or reversed.
+    Of the orders of three scores none is other than balanced or reversed, of those of two scores
+    none other than balanced.
     """
     balanced = balanced_orders(table)
-    reversed_ = [" ".join(order.split(" ")[::-1]) for order in balanced]
+    turned = [" ".join(order.split(" ")[::-1]) for order in balanced]
+    reversed_ = [order for order in turned if order in table.by_order and order not in balanced]
     others = sorted(set(table.by_order) - {*balanced, *reversed_})
     return {
         **dict.fromkeys(balanced, "balanced"),
-        **{order: "reversed" for order in reversed_ if order in table.by_order},
+        **dict.fromkeys(reversed_, "reversed"),
         **dict.fromkeys(others, "random"),
     }
 

@@ -97,9 +97,15 @@ def ranges_record(cases: Sequence[Case], *, seed: int, resamples: int) -> dict[s
 
 
 def _methods(cases: Sequence[Case]) -> list[list[Method]]:
-    """Each method, as it answers on each scale."""
-    of_scales = [methods(case.table) for case in cases]
-    found = [list(same) for same in zip(*of_scales, strict=True) if same[0].name not in _LEFT_OUT]
+    """Each method that all scales allow, as it answers on each."""
+    of_scales = [
+        {(one.name, one.temperature): one for one in methods(case.table)} for case in cases
+    ]
+    found = [
+        [of_scale[key] for of_scale in of_scales]
+        for key in of_scales[0]
+        if key[0] not in _LEFT_OUT and all(key in of_scale for of_scale in of_scales)
+    ]
     sets = [case.sets for case in cases]
     for assistant in cases[0].table.assistants:
         for (name, temperature), contrast in contrasts(assistant, VANILLA).items():

@@ -39,7 +39,16 @@ class Writing(NamedTuple):
 
     @classmethod
     def of(cls, task: Task, samples: int, contrasted: Contrasted | None = None) -> "Writing":
-        """What a task asks for."""
+        """What a task asks for.
+
+        Raises:
+            ValueError: inputs are to be invented, and the rubric of one is in a column.
+        """
+        if samples and isinstance(task.rubric, str):
+            raise ValueError(
+                f"inputs that a judge invents have no rubric, and this task reads each item's own "
+                f"from {task.rubric!r}. Leave out `data.samples`."
+            )
         return cls(samples, task.reasoning, task.mode == "generate", contrasted)
 
     @property

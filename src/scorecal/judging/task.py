@@ -98,6 +98,8 @@ class Task:
             raise ValueError(
                 "`data.task.orders` orders a rubric, and there is none. Set `data.task.rubric`."
             )
+        if self.orders == []:
+            raise ValueError("`data.task.orders` names no order. `none` is the written one.")
         if self.rubric is not None and len(self.scales) > 1:
             raise ValueError("a rubric describes one scale, and `data.task.scale` has several.")
 
