@@ -68,6 +68,33 @@ def test_the_assistant_of_a_config_is_not_contrasted_twice(pair, command, tmp_pa
     assert set(contrasts) == {
         "contrast, Small", "contrast, Small, main tempered", "contrast, Small, greedy",
     }  # fmt: skip
+    finished = command(
+        "compare", "--config", config, "--table", small, "--resamples", 100, "--draws", 0,
+        "--data.task.scale", "2-7", "--output", "both",
+    )  # fmt: skip
+    assert finished.status == 0, finished.err
+    [records] = json.loads((tmp_path / "both/tables.json").read_text())["tasks"].values()
+    assert [any(one["name"].startswith("contrast") for one in record["methods"])
+            for record in records] == [True, False]  # fmt: skip
+
+
+def test_a_file_of_an_assistants_log_probabilities_needs_no_gold(pair, command, tmp_path):
+    main, small, config = pair
+    table = table_from_store(Store(small), ranges_task().on("2-7"))
+    rows = [
+        {"id": key, **dict(zip(table.labels, row, strict=True))}
+        for key, row in zip(table.ids, table.logprobs.tolist(), strict=True)
+    ]
+    (tmp_path / "its.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fit = ("fit", "--config", config, "--data.task.scale", "2-7", "--model.head.learn",
+           "[temperature, contrast]", "--data.assistant.table", "its.jsonl")  # fmt: skip
+    finished = command(*fit)
+    assert finished.status == 0, finished.err
+    listed = [{"id": row["id"], "top_logprobs": [{"token": "2", "logprob": -0.1}]} for row in rows]
+    (tmp_path / "its.jsonl").write_text("".join(json.dumps(row) + "\n" for row in listed))
+    finished = command(*fit, "--data.censored", "refuse")
+    assert finished.status == 2
+    assert "of 'its.jsonl' lacks a label's log-probability" in finished.err
 
 
 def test_fit_takes_one_range_and_an_assistant(pair, command, tmp_path):
@@ -98,11 +125,21 @@ def test_fit_takes_one_range_and_an_assistant(pair, command, tmp_path):
             for key, logprobs in zip(table.ids, table.logprobs.tolist(), strict=True)
         ]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    for alpha in ("--model.head.contrast=0.5", "--model.select={contrast: [0.1, 0.5]}"):
+        alone = command("fit", "--config", config, "--data.task.scale", "2-7", alpha)
+        assert alone.status == 2
+        assert "α is the weight of an assistant, and there is none" in alone.err
     new = ("predict", "--config", config, "--data.task.scale", "2-7", "--data.predict_path",
            "new.jsonl", "--ckpt_path", run / "last.ckpt", "--output", "scores.jsonl")  # fmt: skip
     finished = command(*new)
     assert finished.status == 2
     assert "this head subtracts an assistant" in finished.err
+    finished = command(
+        *new, "--data.judge", "scorecal.TransformersJudge", "--data.judge.model", "no/judge",
+        "--data.assistant.table", small,
+    )  # fmt: skip
+    assert finished.status == 2
+    assert "has to judge the new items too. Set `--data.assistant.judge`" in finished.err
     finished = command(*new, "--data.assistant.table", "its.jsonl")
     assert finished.status == 0, finished.err
     written = (tmp_path / "scores.jsonl").read_text().splitlines()

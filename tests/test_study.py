@@ -442,7 +442,8 @@ def test_two_workers_share_a_postgresql_database(own, tmp_path, postgresql) -> N
         (space(prior_prompts={"low": 1, "high": 9, "step": 0.5}), "needs a list of choices"),
         (space(ridge_bias=["auto", 1.0]), "name the values to try"),
         (space(ridge_bias=[None, 1.0]), "name the values to try"),
-        (space(learn=[["bias"], ["contrast"]]), "without an assistant"),
+        (space(learn=[["bias"], ["contrast"]]), "an assistant, and there is none"),
+        (space(contrast={"low": 0.0, "high": 1.0}), "an assistant, and there is none"),
         (space(learn=[["bias"], ["mixing"]]), "is a search of its own"),
         (space(learn=[["bias"], ["strength"]], strength=[0.5, 1.0]), "a learned value"),
         (

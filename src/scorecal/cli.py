@@ -24,7 +24,7 @@ from torch import Tensor
 from scorecal import tracking
 from scorecal.calibration.data import ScoreData, with_assistant
 from scorecal.calibration.fitted import Fitted, score_interval
-from scorecal.calibration.module import Calibration
+from scorecal.calibration.module import NO_ASSISTANT, Calibration
 from scorecal.commands import NamedConfigFile, refuse_repeated_keys, run_compare, run_report
 from scorecal.evaluation.evidence import (
     Evaluation,
@@ -223,11 +223,8 @@ class ScoreCLI(LightningCLI):
                 "the head is fitted by one process, on all its data, in at least one epoch. Set "
                 "`trainer.devices: 1`, and neither `max_epochs` nor `limit_train_batches` to 0."
             )
-        if "contrast" in self.model.settings.learn and not data.assistant.is_named:
-            raise ValueError(
-                "α can't be learned without an assistant. Set `--data.assistant.table`, or take "
-                "`contrast` out of `model.head.learn`."
-            )
+        if self.model.subtracts and not data.assistant.is_named:
+            raise ValueError(NO_ASSISTANT)
         checkpoint = self._settings().get("ckpt_path")
         if checkpoint:
             Fitted.from_checkpoint(str(checkpoint))
@@ -361,16 +358,14 @@ class ScoreCLI(LightningCLI):
         check_suffix(target)
         fitted = Fitted.from_checkpoint(ckpt_path)
         self._same_scale(fitted)
-        table, other = self.datamodule.new_table()
+        data, subtracts = self.datamodule, fitted.heads.contrast[fitted.deploy] != 0
+        if subtracts:  # before anything is judged
+            data.require_assistant_of_new_items()
+        table, other = data.new_table()
         assistant = torch.zeros_like(table.logprobs)
         if other is not None:
             assistant = table.add_assistant(other)
             table.identity = with_assistant(table.identity, other)
-        elif fitted.heads.contrast[fitted.deploy] != 0:
-            raise ValueError(
-                "this head subtracts an assistant. Set `--data.assistant.judge` to the judge, or "
-                "`--data.assistant.table` to its log-probabilities of the new items."
-            )
         if table.identity or not fitted.identity:
             refuse_other_identity(f"checkpoint {ckpt_path!r}", fitted.identity, table.identity)
         else:
@@ -409,8 +404,9 @@ class ScoreCLI(LightningCLI):
             raise ValueError("no judge is named. Set `--data.judge.model` to a folder or a hub id.")
         asked, _items, questions = data.questions()
         shown = run_dry(
-            judge, data.task, asked, questions, truncate=data.truncate, samples=data.samples
-        )
+            judge, data.task, asked, questions, truncate=data.truncate, samples=data.samples,
+            contrasted=data.assistant.contrasted(data.task),
+        )  # fmt: skip
         print(json.dumps(shown) if dry_run == "json" else dry_run_text(shown))
 
     # study

@@ -15,7 +15,7 @@ from typing import Any
 from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace
 
 from scorecal import resources
-from scorecal.calibration.data import Assistant, ScoreData, with_assistant
+from scorecal.calibration.data import Assistant, ScoreData, as_assistant
 from scorecal.calibration.fitted import Fitted
 from scorecal.calibration.module import Calibration
 from scorecal.evaluation.blocks import Part, markdown
@@ -352,11 +352,12 @@ def _of_tasks(option: str, tables: list[str], names: list[str]) -> dict[str, lis
 
 
 def _assist(table: Table, assistants: list[Table]) -> None:
-    """Let a judge be contrasted with all assistants but itself and the one that it has."""
-    alone = {key: value for key, value in table.identity.items() if key != "assistant"}
+    """Let a judge be contrasted with all assistants, each once, but not with itself."""
+    itself, has = as_assistant(table.identity), table.identity.get("assistant")
+    if has == itself:  # the one assistant of a config is for every judge of its task
+        table.assistants.clear()
     for other in assistants:
-        named = with_assistant(alone, other).get("assistant", "")
-        if other.identity != alone and named != table.identity.get("assistant"):
+        if as_assistant(other.identity) not in (itself, has):
             table.add_assistant(other)
 
 

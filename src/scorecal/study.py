@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from scorecal.calibration.data import ScoreData
 from scorecal.calibration.folds import By, Split, make_splits
 from scorecal.calibration.head import HeadSettings
-from scorecal.calibration.module import PER_SPLIT, Calibration
+from scorecal.calibration.module import NO_ASSISTANT, PER_SPLIT, Calibration
 from scorecal.calibration.trials import HIGHER, DevPart, Trial
 from scorecal.judging.elicit import Interrupted
 from scorecal.progress import bar
@@ -130,11 +130,9 @@ def parse_space(
         [model.settings.learn],
     )
     learned = {name for learn in learns for name in learn}
-    if "contrast" in learned and not assisted:
-        raise ValueError(
-            "α can't be learned without an assistant. Set `--data.assistant.table`, or take "
-            "`contrast` out of `model.head.learn`."
-        )
+    alpha = "contrast" in learned or any(one.key == f"{_HEAD}contrast" for one in dimensions)
+    if alpha and not assisted:
+        raise ValueError(NO_ASSISTANT)
     for dimension in dimensions:
         key, name = dimension.key, dimension.key.rpartition(".")[2]
         if name in learned:

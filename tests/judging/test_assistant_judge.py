@@ -9,6 +9,7 @@ from scorecal.calibration.data import Assistant, ScoreData
 from scorecal.calibration.dev_sets import DevSets
 from scorecal.calibration.folds import Folds
 from scorecal.calibration.methods import methods
+from scorecal.judging.dry_run import dry_run
 from scorecal.judging.store import Store
 from scorecal.judging.table import table_from_store
 from scorecal.judging.transformers import TransformersJudge
@@ -48,6 +49,24 @@ def test_both_judge_the_same_items_into_stores_of_their_own(assisted):
     again = assisted()
     again.prepare_data()  # finds both
     assert again.prepared.folder == folder
+
+
+def test_what_an_assistant_lacks_shows_before_the_judge_has_judged(assisted, tmp_path):
+    data = assisted()
+    data.assistant.judge = TransformersJudge(str(tmp_path / "nothing"))
+    with pytest.raises(ValueError, match="nothing"):
+        data.prepare_data()
+    assert not list(tmp_path.glob("stores/*"))
+
+
+def test_a_dry_run_counts_the_answers_in_contrast_too(assisted):
+    data = assisted(mode="generate")
+    asked, items, questions = data.questions()
+    shown = dry_run(
+        data.named_judge(), data.task, asked, questions, truncate=False,
+        contrasted=data.assistant.contrasted(data.task),
+    )  # fmt: skip
+    assert shown["write"]["answers"] == 2 * len(items)
 
 
 def test_answers_in_contrast_are_methods_beside_the_rest(assisted):

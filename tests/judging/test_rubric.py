@@ -167,6 +167,8 @@ def test_what_is_written_is_read_back(texts, order):
         ("nothing of the kind", "has no text for the score 1"),
         ("", "has no text for the score 1"),
         (None, "a rubric is a text for each score, got None"),
+        ({"1": None, "2": "b", "3": "c"}, "has no text for the score 1"),
+        ({"1": "a", "2": ["b"], "3": "c"}, r"text for the score 2 is \['b'\]"),
         (["a", "b", "c"], r"a rubric is a text for each score, got \['a'"),
     ],
 )

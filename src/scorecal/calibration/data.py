@@ -17,7 +17,7 @@ from scorecal.judging.contrast import Contrasted
 from scorecal.judging.elicit import elicit
 from scorecal.judging.examples import draw_examples
 from scorecal.judging.judge import Judge
-from scorecal.judging.plan import Question, item_questions, prior_questions
+from scorecal.judging.plan import Question, item_questions, make_plan, prior_questions
 from scorecal.judging.store import Store
 from scorecal.judging.table import (
     Table,
@@ -88,7 +88,7 @@ class Assistant:
     @property
     def is_named(self) -> bool:
         """Whether the configuration names an assistant."""
-        return self.table is not None or self.named_judge() is not None
+        return bool(self.table) or self.named_judge() is not None
 
 
 class ScoreData(LightningDataModule):
@@ -207,6 +207,9 @@ class ScoreData(LightningDataModule):
         asked, items, questions = self.questions()
         if to_fit:
             self._check_before_judging(items)
+        if (other := self.assistant.named_judge()) is not None:
+            other.engine()  # what it lacks shows before the judge's hours, not after them
+            make_plan(other, asked, questions, truncate=self.truncate)
         stores = [
             elicit(
                 judge, self.task, asked, items, questions, self.store,
@@ -268,10 +271,13 @@ class ScoreData(LightningDataModule):
         other = None
         if self.prepared_assistant is not None:
             other = table_from_store(self.prepared_assistant, self.task)
-        elif self.assistant.table is not None:
+        elif self.assistant.table:
             other = load_assistant(self.assistant.table, self.task)
         self.assistant_logprobs = torch.zeros_like(table.logprobs)
         if other is not None:
+            if self.censored == "refuse":
+                used = set(table.ids)
+                _refuse_censored(other.rows(torch.tensor([key in used for key in other.ids])))
             self.assistant_logprobs = table.add_assistant(other)
             table.identity = with_assistant(table.identity, other)
         self.table = table
@@ -297,12 +303,8 @@ class ScoreData(LightningDataModule):
             if leaking.any():
                 notice(f"left out {int(leaking.sum())} dev items that test holds too")
             keep = keep & ~leaking
-        if self.censored == "refuse" and table.censored.any():
-            first = table.ids[int(table.censored.any(-1).nonzero()[0])]
-            raise ValueError(
-                f"item {first!r} of {table.name!r} lacks a label's log-probability. "
-                "Ask for more top_logprobs, or set `--data.censored bound`."
-            )
+        if self.censored == "refuse":
+            _refuse_censored(table)
         if not keep.any():
             raise ValueError(f"no item of {table.name!r} has a gold score.")
         return table.rows(keep)
@@ -327,6 +329,19 @@ class ScoreData(LightningDataModule):
 
     # Predicting
 
+    def require_assistant_of_new_items(self) -> None:
+        """Refuse new items whose assistant's answers aren't there and can't be had."""
+        if self.named_judge() is None and not self.assistant.table:
+            raise ValueError(
+                "this head subtracts an assistant. Set `--data.assistant.table` to its "
+                "log-probabilities of the new items."
+            )
+        if self.named_judge() is not None and self.assistant.named_judge() is None:
+            raise ValueError(
+                "this head subtracts an assistant, which has to judge the new items too. Set "
+                "`--data.assistant.judge`."
+            )
+
     def new_table(self) -> tuple[Table, Table | None]:
         """The rows of `predict_path`, judged if a judge is named, and the assistant's."""
         if not self.predict_path:
@@ -335,8 +350,8 @@ class ScoreData(LightningDataModule):
         other = None
         if judge is None:
             table = table_from_file(Path(self.predict_path), self.task, new=True)
-            if self.assistant.table is not None:
-                other = table_from_file(Path(self.assistant.table), self.task, new=True)
+            if self.assistant.table:
+                other = load_assistant(self.assistant.table, self.task)
             return table, other
         asked = self._shown()[0] if self.task.examples else templates(self.task)
         items = load_new_items(self.task, self.predict_path)
@@ -350,8 +365,22 @@ class ScoreData(LightningDataModule):
         return table_from_store(store, self.task), other
 
 
+def _refuse_censored(table: Table) -> None:
+    if table.censored.any():
+        first = table.ids[int(table.censored.any(-1).nonzero()[0])]
+        raise ValueError(
+            f"item {first!r} of {table.name!r} lacks a label's log-probability. "
+            "Ask for more top_logprobs, or set `--data.censored bound`."
+        )
+
+
+def as_assistant(identity: dict[str, str]) -> str:
+    """What of a judge's identity is an assistant's: all but what it shares with the main judge."""
+    shared = ("template", "scale", "orders", "assistant")
+    own = {name: value for name, value in identity.items() if name not in shared}
+    return json.dumps(own, sort_keys=True)
+
+
 def with_assistant(identity: dict[str, str], other: Table) -> dict[str, str]:
     """A judge's identity with its assistant's, who is subtracted from it."""
-    shared = ("template", "scale", "orders")
-    own = {name: value for name, value in other.identity.items() if name not in shared}
-    return {**identity, "assistant": json.dumps(own, sort_keys=True)} if identity else identity
+    return {**identity, "assistant": as_assistant(other.identity)} if identity else identity

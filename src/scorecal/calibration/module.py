@@ -37,6 +37,10 @@ from scorecal.functional.scaling import rankable_score
 from scorecal.progress import notice
 
 PER_SPLIT = (*NUMERIC, "prior_prompts", "prior_temperature")
+NO_ASSISTANT = (
+    "α is the weight of an assistant, and there is none. Set `--data.assistant.table`, or leave "
+    "`contrast` out of `model.head` and of what is learned, selected or searched."
+)
 
 
 class Calibration(LightningModule):
@@ -77,6 +81,13 @@ class Calibration(LightningModule):
         self.automatic_optimization = False
         self.searches: list[Search] = []
         self.fitted: Fitted | None = None
+
+    @property
+    def subtracts(self) -> bool:
+        """Whether α isn't 0, or need not stay so."""
+        tried = () if self.select is None else self.select.contrast or ()
+        own = (given.get("contrast", 0) for given in self.per_split.values())
+        return "contrast" in self.settings.learn or any((self.settings.contrast, *tried, *own))
 
     # Building
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from scorecal.judging.contrast import Contrasted
 from scorecal.judging.elicit import announcement, expectation
 from scorecal.judging.generation import Writing
 from scorecal.judging.judge import Judge
@@ -12,8 +13,11 @@ from scorecal.judging.task import Task, Template
 
 
 def dry_run(judge: Judge, task: Task, templates: Sequence[Template], questions: list[Question],
-            *, truncate: bool, samples: int = 0) -> dict[str, Any]:  # fmt: skip
+            *, truncate: bool, samples: int = 0,
+            contrasted: Contrasted | None = None) -> dict[str, Any]:  # fmt: skip
     """Every prompt exactly as tokenised, label tokens, counts, and the seconds it would take."""
+    if contrasted is not None:
+        contrasted.pair_with(judge)
     plan = make_plan(judge, templates, questions, truncate=truncate)
     shown: dict[str, Any] = {
         name: [] for name in ("items", "random", "random_task", "content_free")
@@ -27,7 +31,7 @@ def dry_run(judge: Judge, task: Task, templates: Sequence[Template], questions: 
     encoded = [plan.encoded[at] for at in items]
     chunks = judge.plan([questions[at].prompt for at in items], encoded)
     expected = expectation(judge, plan)
-    writing = Writing.of(task, samples)
+    writing = Writing.of(task, samples, contrasted)
     return {
         **shown,
         "labels": json.loads(plan.identity["labels"]),

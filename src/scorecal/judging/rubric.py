@@ -34,7 +34,12 @@ def read_rubric(cell: Any, labels: Sequence[str], where: str) -> Rubric:
         criterion = start.strip().removeprefix("[").removesuffix("]").strip()
         pairs = list(zip(parts[::2], (text.strip() for text in parts[1::2]), strict=True))
     elif isinstance(cell, dict):
-        pairs = [(str(label), str(text).strip()) for label, text in cell.items()]
+        # A column of a table fills up what a row lacks with nulls.
+        given = [(str(label), text) for label, text in cell.items() if text is not None]
+        for label, text in given:
+            if not isinstance(text, str):
+                raise ValueError(f"{where}: the rubric's text for the score {label} is {text!r}.")
+        pairs = [(label, text.strip()) for label, text in given]
     else:
         raise ValueError(f"{where}: a rubric is a text for each score, got {cell!r}.")
     count = Counter(label for label, _ in pairs)

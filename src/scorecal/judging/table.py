@@ -20,6 +20,8 @@ from scorecal.judging.records import Record, read_records
 from scorecal.judging.store import Store
 from scorecal.judging.task import Task, cell_or, read_gold, templates
 
+FILES = (".jsonl", ".csv", ".parquet")
+
 
 @dataclass
 class Table:
@@ -104,6 +106,8 @@ class Table:
         name = other.identity.get("judge", other.name).partition(" (")[0]
         if name in self.assistants:
             name = f"{name} ({other.name})"
+        if name in self.assistants:
+            name = f"{name} {len(self.assistants) + 1}"
         self.assistants[name] = other.logprobs[order].log_softmax(-1)
         return self.assistants[name]
 
@@ -117,7 +121,7 @@ def load_table(name: str, task: Task) -> Table:
     folder = resources.find("tables", name, Path.is_dir)
     if folder is not None:
         return table_from_store(Store(folder), task)
-    if Path(name).suffix in (".jsonl", ".csv", ".parquet"):
+    if Path(name).suffix in FILES:
         return table_from_file(Path(name), task)
     of_task = [
         shipped
@@ -133,8 +137,10 @@ def load_table(name: str, task: Task) -> Table:
 
 
 def load_assistant(name: str, task: Task) -> Table:
-    """`load_table`, with errors that say whose table it is."""
+    """`load_table`, with errors that say whose table it is; a file needs no gold."""
     try:
+        if Path(name).suffix in FILES and resources.find("tables", name, Path.is_dir) is None:
+            return table_from_file(Path(name), task, new=True)
         return load_table(name, task)
     except ValueError as error:
         raise ValueError(f"the assistant: {error}") from None

@@ -134,7 +134,7 @@ class Task:
         if self.gold_range is None:
             return tuple(scores)
         low, high = self.gold_range
-        if not low < high:
+        if not -math.inf < low < high < math.inf:
             raise ValueError(f"`data.task.gold_range` must rise, got [{low}, {high}].")
         values = self.one_scale().values
         share = (high - low) / (values[-1] - values[0])
