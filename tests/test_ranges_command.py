@@ -197,6 +197,21 @@ def test_ranges_that_cannot_be_read(pair, command, tmp_path, scale, gold_range, 
     assert message in finished.err
 
 
+def test_an_option_of_no_known_form_says_what_it_takes(pair, command):
+    finished = command("fit", "--config", pair[2], "--data.task.orders", "foo")
+    assert finished.status == 2
+    assert finished.err.startswith("scorecal: `data.task.orders` can't be foo. It takes list[")
+    assert finished.err.count("\n") == 1
+    assert "Errors" not in finished.err
+    finished = command("fit", "--config", pair[2], "--data.judge.model", "x")
+    assert finished.status == 2
+    assert "`data.judge.model` is set, but `data.judge` names no class." in finished.err
+    finished = command("fit", "--config", "demo.yaml", "--data.judge.dtype", "x")
+    assert finished.status == 2
+    assert "`data.judge`, of scorecal.TransformersJudge: Parser key" in finished.err
+    assert "Got value: x" in finished.err
+
+
 def test_a_rubric_with_a_repeated_score_is_named(command, tmp_path):
     (tmp_path / "twice.yaml").write_text("data:\n  task:\n    rubric:\n      1: a\n      1: b\n")
     finished = command("fit", "--config", "twice.yaml")

@@ -494,9 +494,34 @@ def _quiet() -> None:
         warnings.filterwarnings("ignore", message=message)
 
 
+# jsonargparse lists every type that a value has failed to be, and every reason.
+_NO_SUCH_FORM = re.compile(
+    r'Parser key "(?P<key>[^"]+)": Does not validate against any of the Union subtypes '
+    r"Subtypes: \[(?P<types>.*?)\] Errors: (?P<errors>.*) Given value type: .*"
+    r"Given value: (?P<given>.*)"
+)
+_OF_CLASS = re.compile(r"- Problem with given class_path '([^']*)': (.*?)(?: - Expected a .*)?")
+_NESTED = re.compile(r"NestedArg\(key='(.*?)', val=.*\)")
+
+
 def _one_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines) or repr(error)
+    text = " ".join(lines) or repr(error)
+    if (form := _NO_SUCH_FORM.fullmatch(text)) is None:
+        return text
+    key, given = form["key"], form["given"]
+    if problem := _OF_CLASS.fullmatch(form["errors"]):
+        return f"`{key}`, of {problem[1]}: {_plain_types(problem[2])}"
+    if nested := _NESTED.fullmatch(given):
+        return (
+            f"`{key}.{nested[1]}` is set, but `{key}` names no class. Name one before it, e.g. "
+            f"`--{key} scorecal.TransformersJudge`."
+        )
+    return f"`{key}` can't be {given}. It takes {_plain_types(form['types'])}."
+
+
+def _plain_types(text: str) -> str:
+    return re.sub(r"<class '([^']*)'>", r"\1", text).replace("typing.", "")
 
 
 def run_cli(arguments: list[str] | None) -> ScoreCLI:
