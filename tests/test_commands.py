@@ -133,6 +133,7 @@ def test_a_checkpoint_refuses_another_judge(demo, command, tmp_path) -> None:
     )  # fmt: skip
     assert finished.status == 2
     assert "its chat_template is" in finished.err
+    assert not (tmp_path / "stores").exists()  # nothing was judged first
 
 
 def test_dry_run_shows_prompts_and_writes_nothing(demo, command, tmp_path) -> None:

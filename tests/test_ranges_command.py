@@ -109,6 +109,7 @@ def test_fit_takes_one_range_and_an_assistant(pair, command, tmp_path):
     run = tmp_path / finished.out.splitlines()[-1]
     fitted = Fitted.from_checkpoint(str(run / "last.ckpt"))
     assert "Small" in fitted.identity["assistant"]
+    assert f"α = {fitted.heads.contrast[fitted.deploy].item():.3g}, " in finished.out
     page = command("report", "--runs", run)
     assert page.status == 0, page.err
     assert "contrast α" in (run / "report/report.md").read_text()

@@ -361,13 +361,15 @@ class ScoreCLI(LightningCLI):
         data, subtracts = self.datamodule, fitted.heads.contrast[fitted.deploy] != 0
         if subtracts:  # before anything is judged
             data.require_assistant_of_new_items()
-        table, other = data.new_table()
+        owner = f"checkpoint {ckpt_path!r}"
+        alone = {name: has for name, has in fitted.identity.items() if name != "assistant"}
+        table, other = data.new_table(lambda named: refuse_other_identity(owner, alone, named))
         assistant = torch.zeros_like(table.logprobs)
         if other is not None:
             assistant = table.add_assistant(other)
             table.identity = with_assistant(table.identity, other)
         if table.identity or not fitted.identity:
-            refuse_other_identity(f"checkpoint {ckpt_path!r}", fitted.identity, table.identity)
+            refuse_other_identity(owner, fitted.identity, table.identity)
         else:
             notice("these log-probabilities don't say which judge gave them")
         logits = fitted.logits(table.logprobs, assistant)[fitted.deploy]

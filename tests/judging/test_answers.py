@@ -34,6 +34,8 @@ ONE_TO_FIVE = Scale.parse("1-5")
         ("Score (1-5): 4", 4),
         ("Score (1\u20135): 4", 4),
         ("Between 1 and 5 I choose 2", 2),
+        ("On a scale of 1 (worst) to 5 (best): 4", 4),
+        ("From 5 (best) to 1 (worst), 3", 3),
         ("Score (1, 2, 3, 4, or 5): 4", 4),
         ("Score (1/2/3/4/5): 4", 4),
         ("On a 5-point scale: 4", 4),
@@ -61,7 +63,7 @@ def test_the_first_number_that_does_not_restate_the_range_is_the_score(text, val
 @pytest.mark.parametrize(
     "text",
     ["", " ", "four", "N/A", "nan", "inf", "1-5", "from 1 to 5", "1 to 5.", "/5", "out of 5",
-     "1, 2, 3, 4, 5", "T5", "I can't rate this.", "\u00b2", "x2y"],
+     "from 1 (bad) to 5 (go", "1, 2, 3, 4, 5", "T5", "I can't rate this.", "\u00b2", "x2y"],
 )  # fmt: skip
 def test_an_answer_without_a_score_is_the_lowest(text):
     assert parse_score(text, ONE_TO_FIVE) == (1.0, "unparsable")

@@ -90,6 +90,12 @@ def test_columns_are_mapped_and_groups_kept(tmp_path):
     assert items[0].fields == {"sentence1": "1", "sentence2": "x"}
 
 
+def test_new_items_need_no_group(tmp_path):
+    path = write(tmp_path / "new.jsonl", [{"id": "a", "sentence1": "x", "sentence2": "y"}])
+    [item] = load_new_items(a_task(group="doc"), path)
+    assert (item.id, item.gold) == ("a", None)
+
+
 def test_text_survives_every_format(tmp_path):
     text = 'naïve "quoted", 犬\nnew line <|im_end|> \\n'
     records = [{**row, "sentence1": text} for row in rows(2)]

@@ -1,6 +1,7 @@
 """The LightningDataModule: from a store, a table or a judge to one batch."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -25,6 +26,7 @@ from scorecal.judging.table import (
     load_table,
     table_from_file,
     table_from_store,
+    with_orders,
 )
 from scorecal.judging.task import (
     Item,
@@ -230,6 +232,7 @@ class ScoreData(LightningDataModule):
         if judge is None:
             return []
         store = self.assistant.store
+        notice("the assistant:")
         return [
             elicit(
                 judge, replace(self.task, mode="labels"), asked, items, questions, store,
@@ -342,8 +345,14 @@ class ScoreData(LightningDataModule):
                 "`--data.assistant.judge`."
             )
 
-    def new_table(self) -> tuple[Table, Table | None]:
-        """The rows of `predict_path`, judged if a judge is named, and the assistant's."""
+    def new_table(
+        self, check: Callable[[dict[str, str]], None] = lambda identity: None
+    ) -> tuple[Table, Table | None]:
+        """The rows of `predict_path`, judged if a judge is named, and the assistant's.
+
+        Args:
+            check: raises on a judge's identity that can't be used, before it judges anything.
+        """
         if not self.predict_path:
             raise ValueError("nothing to predict. Set `--data.predict_path` to a file of items.")
         judge, assistant = self.named_judge(), self.assistant.named_judge()
@@ -356,6 +365,8 @@ class ScoreData(LightningDataModule):
         asked = self._shown()[0] if self.task.examples else templates(self.task)
         items = load_new_items(self.task, self.predict_path)
         questions = item_questions(asked, items)
+        plan = make_plan(judge, asked, questions, truncate=self.truncate)
+        check(with_orders(plan.identity, self.task))
         task = replace(self.task, mode="labels")  # a head reads no answers in words
         # Never `self.store`: that is the fitted items'.
         store = elicit(judge, task, asked, items, questions, truncate=self.truncate)

@@ -111,9 +111,10 @@ def text(evaluation: Evaluation | None, fitted: Fitted, table: Table) -> str:
     bias = ", ".join(
         f"{label}: {value:+.2f}" for label, value in zip(head["labels"], head["bias"], strict=True)
     )
+    alpha = f"α = {head['contrast']:.3g}, " if "contrast" in head else ""
     lines = [
         f"judge: {table.identity.get('judge', 'unknown (log-probabilities from a file)')}",
-        f"head ({head['prior']}): λ = {head['lambda']:.3g}, T = {head['temperature']:.3g}, "
+        f"head ({head['prior']}): λ = {head['lambda']:.3g}, T = {head['temperature']:.3g}, {alpha}"
         f"bias b = λB + δ: {bias}",
     ]
     mass = table.label_mass[~table.label_mass.isnan()]

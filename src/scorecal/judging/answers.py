@@ -60,13 +60,15 @@ def parse_score(text: str, scale: Scale) -> Parsed:
 
 @functools.cache
 def _restated(scale: Scale) -> re.Pattern[str]:
-    """`from 1 to 5`, `1-5`, `out of 5`, `/5`, and all labels in a row."""
+    """`from 1 to 5`, `1 (worst) to 5`, `1-5`, `out of 5`, `/5`, and all labels in a row."""
     low, high = re.escape(scale.low), re.escape(scale.high)
     comma = r"\s*(?:[,/|]|,?\s*\b(?:or|and)\b)\s*"
     row = comma.join(map(re.escape, scale.labels))
+    meaning = r"(?:\([^()\d]*\)\s*)?"
     forms = [
         rf"(?<![\d.]){row}",
-        rf"(?<![\d.]){low}\s*(?:[-\u2010-\u2015~]|\.\.+|to|and|through)\s*{high}",
+        rf"(?<![\d.]){low}\s*{meaning}(?:[-\u2010-\u2015~]|\.\.+|to|and|through)\s*{high}",
+        rf"(?<![\d.]){high}\s*{meaning}(?:to|through)\s*{low}",
         rf"(?:\bout\s+of|/)\s*{high}",
     ]
     if len(scale.labels) == 2:  # a row of two is a score and the highest: 0/1

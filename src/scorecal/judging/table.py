@@ -253,9 +253,12 @@ def _identity_on(scale: str, manifest: dict[str, Any], task: Task) -> dict[str, 
     if len(manifest["scales"]) > 1:
         labels = json.loads(identity["labels"])[scale]
         identity |= {"template": entry["template"], "scale": scale, "labels": json.dumps(labels)}
-    if task.rubric is not None:
-        identity["orders"] = json.dumps(task.orders)
-    return identity
+    return with_orders(identity, task)
+
+
+def with_orders(identity: dict[str, str], task: Task) -> dict[str, str]:
+    """A judge's identity and, of a rubric, in which orders it is shown and averaged."""
+    return identity if task.rubric is None else {**identity, "orders": json.dumps(task.orders)}
 
 
 def _refuse_other_questions(store: Store, manifest: dict[str, Any], task: Task) -> list[str]:
@@ -325,7 +328,7 @@ def table_from_file(path: Path, task: Task, *, new: bool = False) -> Table:
         raise ValueError(f"{str(path)!r}: the id {key!r} stands twice. Make ids unique.")
     splits = [_role(str(record.get("split", "dev")), task) for record in records]
     column = task.group or "group"
-    if task.group and task.group not in records[0]:
+    if task.group and task.group not in records[0] and not new:
         raise ValueError(
             f"{str(path)!r} has no column {task.group!r}, which `data.task.group` names; it has "
             f"{', '.join(map(str, records[0]))}."

@@ -453,9 +453,9 @@ def _items(
     hashed = task.group in task.fields.values()  # a store holds no text
     own_rubric = task.rubric if isinstance(task.rubric, str) else None
     for where, key, unit, record in _units(task, role, file, records):
-        columns = {*task.fields.values(), *filter(None, (task.group, own_rubric))}
-        if role != "new":
-            columns.add(task.gold)
+        columns = {*task.fields.values(), *filter(None, (own_rubric,))}
+        if role != "new":  # new items are not divided
+            columns |= {task.gold, *filter(None, (task.group,))}
         for column in sorted(columns - set(record)):
             raise ValueError(
                 f"{where} has no column {column!r}; it has {', '.join(map(str, record))}. "
@@ -469,7 +469,7 @@ def _items(
         gold = None
         if role != "new":
             gold = read_gold(record[task.gold], task, values, where, missing_gold)
-        group = cell_or(record[task.group], unit) if task.group else unit
+        group = cell_or(record.get(task.group), unit) if task.group else unit
         if hashed:
             group = hashlib.sha256(group.encode()).hexdigest()[:16]
         for text in (key, group, *fields.values()):
