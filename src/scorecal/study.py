@@ -388,7 +388,8 @@ def _database(url: str, named: str, *, tries: int = 3) -> Any:
         return RDBStorage(url)
     except Exception as error:  # every database has errors of its own
         text = str(error).strip()
-        if tries > 1 and ("already exists" in text or "UniqueViolation" in text):
+        twice = ("already exists", "UniqueViolation", "UNIQUE constraint failed")
+        if tries > 1 and any(words in text for words in twice):
             time.sleep(1)  # another worker has just made the same tables
             return _database(url, named, tries=tries - 1)
         shown = re.sub("//.*@", "//…@", named)
