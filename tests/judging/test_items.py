@@ -90,6 +90,14 @@ def test_columns_are_mapped_and_groups_kept(tmp_path):
     assert items[0].fields == {"sentence1": "1", "sentence2": "x"}
 
 
+def test_a_split_that_is_a_list_is_no_split(tmp_path):
+    records = [
+        {**row, "split": ["dev"]} if number == 0 else row for number, row in enumerate(rows())
+    ]
+    items = load_items(a_task(), write(tmp_path / "pairs.jsonl", records))
+    assert len(items) == len(records) - 1
+
+
 def test_new_items_need_no_group(tmp_path):
     path = write(tmp_path / "new.jsonl", [{"id": "a", "sentence1": "x", "sentence2": "y"}])
     [item] = load_new_items(a_task(group="doc"), path)

@@ -426,7 +426,7 @@ def _split_records(
             )
         for role in roles:
             split_names = {task.splits.get(role, role), role}
-            yield role, str(place), [row for row in rows if row[1].get("split") in split_names]
+            yield role, str(place), [row for row in rows if str(row[1].get("split")) in split_names]
 
 
 def _hub_records(task: Task, split: str) -> Sequence[Record]:
