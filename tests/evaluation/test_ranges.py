@@ -167,8 +167,6 @@ def test_a_judges_name_does_not_say_what_a_gain_is_against(cases):
 
 
 def test_logits_that_are_unknown_are_not_drawn(cases):
-    from dataclasses import replace
-
     for unknown in (None, torch.full_like(cases[0].table.gold, math.nan)):
         table = replace(cases[0].table, logsumexp=unknown, assistants={})
         case = Case.of("pairs", table, Folds(outer=2, inner=2), 0, "0-5")

@@ -1,6 +1,7 @@
 """An assistant that is a judge of its own: two stores, answers in contrast, one head."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -57,6 +58,20 @@ def test_what_an_assistant_lacks_shows_before_the_judge_has_judged(assisted, tmp
     with pytest.raises(ValueError, match="nothing"):
         data.prepare_data()
     assert not list(tmp_path.glob("stores/*"))
+
+
+def test_an_assistant_that_has_judged_everything_is_not_asked_whether_it_can(assisted, monkeypatch):
+    first = assisted()
+    first.prepare_data()
+    shutil.rmtree(first.prepared.folder)
+
+    def down():
+        raise ValueError("the server is down")
+
+    again = assisted()
+    monkeypatch.setattr(again.assistant.judge, "engine", down)
+    again.prepare_data()  # the main judge has everything to do
+    assert again.prepared_assistant.folder == first.prepared_assistant.folder
 
 
 def test_a_dry_run_counts_the_answers_in_contrast_too(assisted):

@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader
 from scorecal.calibration.folds import Folds, refuse_constant
 from scorecal.calibration.head import Problems
 from scorecal.judging.contrast import Contrasted
-from scorecal.judging.elicit import elicit
+from scorecal.judging.elicit import check_judge, elicit
 from scorecal.judging.examples import draw_examples
 from scorecal.judging.judge import Judge
-from scorecal.judging.plan import Question, item_questions, make_plan, prior_questions
+from scorecal.judging.plan import Plan, Question, item_questions, prior_questions
 from scorecal.judging.store import Store
 from scorecal.judging.table import (
     Table,
@@ -209,17 +209,28 @@ class ScoreData(LightningDataModule):
         asked, items, questions = self.questions()
         if to_fit:
             self._check_before_judging(items)
-        if (other := self.assistant.named_judge()) is not None:
-            other.engine()  # what it lacks shows before the judge's hours, not after them
-            make_plan(other, asked, questions, truncate=self.truncate)
+        other = self.assistant.named_judge()
+
+        def check_assistant(_: Plan) -> None:  # before the judge's hours, not after them
+            if other is not None:
+                check_judge(
+                    other, self._assistant_task, asked, questions, self.assistant.store,
+                    truncate=self.truncate,
+                )  # fmt: skip
+
         stores = [
             elicit(
                 judge, self.task, asked, items, questions, self.store,
                 truncate=self.truncate, samples=self.samples,
                 contrasted=self.assistant.contrasted(self.task), trainer=ranks,
+                before=check_assistant,
             )
         ]  # fmt: skip
         return stores + self._elicit_assistant(asked, items, questions, ranks)
+
+    @property
+    def _assistant_task(self) -> Task:
+        return replace(self.task, mode="labels")  # only its label distributions are read
 
     def _elicit_assistant(
         self,
@@ -232,11 +243,10 @@ class ScoreData(LightningDataModule):
         if judge is None:
             return []
         store = self.assistant.store
-        notice("the assistant:")
         return [
             elicit(
-                judge, replace(self.task, mode="labels"), asked, items, questions, store,
-                truncate=self.truncate, trainer=ranks,
+                judge, self._assistant_task, asked, items, questions, store,
+                truncate=self.truncate, trainer=ranks, before=lambda _: notice("the assistant:"),
             )
         ]  # fmt: skip
 
@@ -365,11 +375,12 @@ class ScoreData(LightningDataModule):
         asked = self._shown()[0] if self.task.examples else templates(self.task)
         items = load_new_items(self.task, self.predict_path)
         questions = item_questions(asked, items)
-        plan = make_plan(judge, asked, questions, truncate=self.truncate)
-        check(with_orders(plan.identity, self.task))
         task = replace(self.task, mode="labels")  # a head reads no answers in words
         # Never `self.store`: that is the fitted items'.
-        store = elicit(judge, task, asked, items, questions, truncate=self.truncate)
+        store = elicit(
+            judge, task, asked, items, questions, truncate=self.truncate,
+            before=lambda plan: check(with_orders(plan.identity, self.task)),
+        )  # fmt: skip
         if assistant is not None:
             its = elicit(assistant, task, asked, items, questions, truncate=self.truncate)
             other = table_from_store(its, self.task)

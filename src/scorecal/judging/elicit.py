@@ -40,6 +40,7 @@ def elicit(
     samples: int = 0,
     contrasted: Contrasted | None = None,
     trainer: Any = None,
+    before: Callable[[Plan], None] | None = None,
 ) -> Store:
     """Judge all questions into a store, or go on with an unfinished one.
 
@@ -55,19 +56,19 @@ def elicit(
         contrasted: an assistant in contrast to which the judge answers every item too.
         trainer: a Lightning trainer whose processes share the chunks; by default this process
             judges them all.
+        before: called with the plan where something is left to judge, before anything is written;
+            what it raises stops the job.
 
     Raises:
         ValueError: the folder holds another judge's or another data set's judgements, or the judge
             can't write what is asked for.
         Interrupted: on Ctrl-C; finished chunks stay on disk.
     """
-    if contrasted is not None:
-        contrasted.pair_with(judge)
-    plan = make_plan(judge, templates, questions, truncate=truncate)
-    writing = Writing.of(task, samples, contrasted)
-    if writing:
-        plan = writing.named(plan)
-    store = Store(Path(folder) if folder else default_folder(task, plan))
+    plan, writing, store = _job(
+        judge, task, templates, questions, folder, truncate, samples, contrasted
+    )
+    if before is not None and not store.is_complete:
+        before(plan)
     first = trainer is None or trainer.global_rank == 0
     with _alone(store.folder) if first else contextlib.nullcontext():
         if store.is_complete:
@@ -93,6 +94,45 @@ def elicit(
         if first:
             _account(store, writing)
         return store
+
+
+def check_judge(
+    judge: Judge,
+    task: Task,
+    templates: Sequence[Template],
+    questions: list[Question],
+    folder: str = "",
+    *,
+    truncate: bool = False,
+) -> None:
+    """Find out what a judge lacks for a job that `elicit` has not finished; nothing is written.
+
+    Raises:
+        ValueError: it can't do the job.
+    """
+    _, _, store = _job(judge, task, templates, questions, folder, truncate)
+    if not store.is_complete:
+        judge.engine()
+
+
+def _job(
+    judge: Judge,
+    task: Task,
+    templates: Sequence[Template],
+    questions: list[Question],
+    folder: str,
+    truncate: bool,
+    samples: int = 0,
+    contrasted: Contrasted | None = None,
+) -> tuple[Plan, Writing, Store]:
+    """What is asked, what is written beside it, and where it is kept."""
+    if contrasted is not None:
+        contrasted.pair_with(judge)
+    plan = make_plan(judge, templates, questions, truncate=truncate)
+    writing = Writing.of(task, samples, contrasted)
+    if writing:
+        plan = writing.named(plan)
+    return plan, writing, Store(Path(folder) if folder else default_folder(task, plan))
 
 
 def _account(store: Store, writing: Writing) -> None:

@@ -77,6 +77,7 @@ def _read_parquet(path: Path) -> list[Record]:
 
 
 _READERS = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}
+SUFFIXES = tuple(_READERS)
 
 
 def write_records(path: Path, records: Sequence[Record]) -> None:

@@ -16,11 +16,9 @@ from scorecal.functional.scaling import mean_logprobs
 from scorecal.judging.answers import KINDS, Generated, read_answers
 from scorecal.judging.labels import unlisted_bound
 from scorecal.judging.priors import Evidence
-from scorecal.judging.records import Record, read_records
+from scorecal.judging.records import SUFFIXES, Record, read_records
 from scorecal.judging.store import Store
 from scorecal.judging.task import Task, cell_or, read_gold, templates
-
-FILES = (".jsonl", ".csv", ".parquet")
 
 
 @dataclass
@@ -112,8 +110,10 @@ class Table:
         return self.assistants[name]
 
 
-def load_table(name: str, task: Task) -> Table:
+def load_table(name: str, task: Task, *, new: bool = False) -> Table:
     """Read a shipped table, a store folder or a file of log-probabilities.
+
+    `new` rows of a file need no gold.
 
     Raises:
         ValueError: there is no such table, or it is damaged.
@@ -121,8 +121,8 @@ def load_table(name: str, task: Task) -> Table:
     folder = resources.find("tables", name, Path.is_dir)
     if folder is not None:
         return table_from_store(Store(folder), task)
-    if Path(name).suffix in FILES:
-        return table_from_file(Path(name), task)
+    if Path(name).suffix in SUFFIXES:
+        return table_from_file(Path(name), task, new=new)
     of_task = [
         shipped
         for shipped in resources.names("tables", "*-*")
@@ -139,9 +139,7 @@ def load_table(name: str, task: Task) -> Table:
 def load_assistant(name: str, task: Task) -> Table:
     """`load_table`, with errors that say whose table it is; a file needs no gold."""
     try:
-        if Path(name).suffix in FILES and resources.find("tables", name, Path.is_dir) is None:
-            return table_from_file(Path(name), task, new=True)
-        return load_table(name, task)
+        return load_table(name, task, new=True)
     except ValueError as error:
         raise ValueError(f"the assistant: {error}") from None
 
